@@ -1,0 +1,106 @@
+"""Everything a recipe can set under ``actor_rollout_ref.rollout.custom``, as plain dataclasses that check themselves.
+
+Standard library only. Not frozen: veRL's omega_conf_to_dataclass (0.9.1) cannot fill frozen dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from research_plugin.errors import ConfigError
+from research_plugin.prompts import STYLES
+from research_plugin.protocol import get_dialect
+from research_plugin.search.settings import SearchConfig
+
+T = TypeVar("T")
+
+CUSTOM_KEY = "actor_rollout_ref.rollout.custom"
+
+
+@dataclass
+class PromptConfig:
+    """How a question becomes a prompt (see `research_plugin.prompts`)."""
+
+    style: str = "instruct"
+    """``instruct``, ``base`` or ``question``."""
+    file: str | None = None
+    """A text file of one's own instead of the shipped wording."""
+
+    def __post_init__(self) -> None:
+        """Check the style's name; the file is read where it is used."""
+        if self.style not in STYLES:
+            raise ConfigError(f"{CUSTOM_KEY}.prompt.style={self.style!r}; allowed: {', '.join(STYLES)}")
+
+
+@dataclass
+class AgentConfig:
+    """Settings of the search rollout."""
+
+    protocol: str = "research"
+    """Dialect name: tags and observation text."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    max_searches: int | None = None
+    """Searches allowed in one rollout; None: as many as the response length holds (ReSearch)."""
+    when_spent: str = "stop"
+    """After the last allowed search: ``stop`` the rollout, or insert a ``notice`` and go on."""
+    max_observation_tokens: int | None = None
+    """Most tokens of one observation, tags included; whole documents are dropped first. None: no own limit."""
+    mask_observations: bool = True
+    """False puts retrieved tokens into the loss: only for measuring what the mask is worth (docs/mask.md)."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        """Check names and ranges."""
+        get_dialect(self.protocol)
+        if self.when_spent not in ("stop", "notice"):
+            raise ConfigError(f"{CUSTOM_KEY}.when_spent={self.when_spent!r}; allowed: stop, notice")
+        if self.max_searches is not None and self.max_searches < 0:
+            raise ConfigError(f"{CUSTOM_KEY}.max_searches={self.max_searches}; allowed: null or 0 and above")
+        if self.max_observation_tokens is not None and self.max_observation_tokens < 32:
+            raise ConfigError(
+                f"{CUSTOM_KEY}.max_observation_tokens={self.max_observation_tokens}; allowed: null or 32 and above, "
+                "since the tags alone take about 10 tokens"
+            )
+
+
+def build_config(cls: type[T], values: Mapping[str, Any] | None, where: str = CUSTOM_KEY) -> T:
+    """Build the dataclass ``cls`` from a plain mapping, nested dataclasses included.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type, with the full key and what is allowed.
+    """
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {}
+    for key, value in (values or {}).items():
+        if key not in names:
+            raise ConfigError(f"unknown key {where}.{key}; allowed: {', '.join(sorted(names))}")
+        arguments[key] = _convert(hints[key], value, f"{where}.{key}")
+    return cls(**arguments)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Check ``value`` against a field's type; ints pass as floats and mappings become nested dataclasses."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if value is None or isinstance(value, Mapping):
+            return build_config(hint, value, where)
+    elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        return _convert(next(option for option in options if option is not type(None)), value, where)
+    elif typing.get_origin(hint) is list:
+        if isinstance(value, list | tuple):
+            item = typing.get_args(hint)[0]
+            return [_convert(item, element, f"{where}[{index}]") for index, element in enumerate(value)]
+    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        return value
+    name = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"{where}={value!r} is a {type(value).__name__}; a {name} is allowed")

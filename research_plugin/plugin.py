@@ -1,0 +1,43 @@
+"""veRL entry point (group ``verl.plugins``): runs inside every ``import verl``, so it must stay tiny.
+
+Two jobs: an OmegaConf resolver that turns ``${research_plugin:agent_loops.yaml}`` into an absolute path inside the
+installed recipes, and the CPU platform when ``VERL_PLATFORM=cpu`` asks for it. veRL finds everything else by name in
+the recipes. veRL 0.9.1 logs a plugin's exception at DEBUG and goes on (verl/__init__.py), hence the log call here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+logger = logging.getLogger(__name__)
+
+
+def recipes_dir() -> Path:
+    """Return the folder that Hydra searches for ``recipe/<name>.yaml``: a folder in a wheel, a link in a checkout."""
+    return Path(__file__).resolve().parent / "recipes"
+
+
+def recipe_file(name: str) -> str:
+    """Return the absolute path of a file under `recipes_dir`; used by recipes as ``${research_plugin:NAME}``.
+
+    Raises:
+        FileNotFoundError: the file is not part of this installation.
+    """
+    path = recipes_dir() / name
+    if not path.is_file():
+        raise FileNotFoundError(f"research_plugin has no recipe file {name!r}: looked for {path}")
+    return str(path)
+
+
+OmegaConf.register_new_resolver("research_plugin", recipe_file, replace=True)
+
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    try:
+        import research_plugin.verl_ext.cpu.platform  # noqa: F401  (registers itself)
+    except Exception:
+        logger.exception("research_plugin could not set up veRL's CPU platform (VERL_PLATFORM=cpu)")
+        raise

@@ -1,0 +1,167 @@
+"""The text protocol between policy and environment: tags, actions and observations, one `Dialect` value a method.
+
+Pure text in, values out. It knows nothing of tokens, engines, retrievers or rewards. To add a dialect, write one
+`Dialect` value and pass it to `register_dialect`; nothing else in the package branches on a dialect's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from research_plugin.document import Document
+from research_plugin.errors import ConfigError
+
+__all__ = [
+    "DIALECTS",
+    "RESEARCH",
+    "Dialect",
+    "Segment",
+    "get_dialect",
+    "parse_query",
+    "parse_response",
+    "register_dialect",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One method's tags and the exact text its environment inserts.
+
+    The observation for documents d1..dk is ``result_prefix + (sum of di + document_suffix, stripped) + result_suffix``;
+    it is appended straight after the sampled tokens, whatever white space those end with.
+    """
+
+    name: str
+    search_open: str
+    search_close: str
+    result_prefix: str
+    """Inserted before the documents, opening tag included."""
+    result_suffix: str
+    """Inserted after the documents, closing tag included. An observation always ends with it."""
+    document_suffix: str
+    no_documents: str
+    """What stands in the place of the documents when a search found nothing."""
+    empty_query_notice: str
+    """What stands in the place of the documents when there was no query to search."""
+    budget_notice: str
+    """What stands in the place of the documents once the search budget is spent and the rollout goes on."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a turn in the engine."""
+        return (self.search_close,)
+
+    @property
+    def result_open(self) -> str:
+        """The opening tag of an observation, without the white space around it."""
+        return self.result_prefix.strip()
+
+    @property
+    def result_close(self) -> str:
+        """The closing tag of an observation, without the white space around it."""
+        return self.result_suffix.strip()
+
+    def format_observation(self, documents: Sequence[Document]) -> str:
+        """Return the text inserted for ``documents``; none at all gives `no_documents` between the tags."""
+        body = "".join(document.contents + self.document_suffix for document in documents).strip()
+        return self.wrap(body or self.no_documents)
+
+    def wrap(self, body: str) -> str:
+        """Return ``body`` as an observation."""
+        return self.result_prefix + body + self.result_suffix
+
+
+# ReSearch, arXiv 2503.19470: the released code inserts " <result>\n", the passages, each followed by a blank line and
+# the whole stripped, then "\n</result>" and nothing more. Released checkpoints depend on every one of these bytes.
+RESEARCH = Dialect(
+    name="research",
+    search_open="<search>",
+    search_close="</search>",
+    result_prefix=" <result>\n",
+    result_suffix="\n</result>",
+    document_suffix="\n\n",
+    no_documents="No passage was found for this query.",
+    empty_query_notice="The search was empty: no query stood between the search tags.",
+    budget_notice="No more searches are available. Answer from what is known so far.",
+)
+
+DIALECTS: dict[str, Dialect] = {RESEARCH.name: RESEARCH}
+
+
+def register_dialect(dialect: Dialect) -> Dialect:
+    """Make ``dialect`` available under its name; the same name again must be the same value.
+
+    Raises:
+        ConfigError: another dialect already has that name.
+    """
+    known = DIALECTS.setdefault(dialect.name, dialect)
+    if known != dialect:
+        raise ConfigError(f"dialect {dialect.name!r} is already registered with other tags; choose another name")
+    return dialect
+
+
+def get_dialect(name: str) -> Dialect:
+    """Return the dialect called ``name``.
+
+    Raises:
+        ConfigError: no dialect has that name.
+    """
+    try:
+        return DIALECTS[name]
+    except KeyError:
+        raise ConfigError(f"unknown protocol {name!r}; allowed: {sorted(DIALECTS)}") from None
+
+
+def parse_query(text: str, dialect: Dialect = RESEARCH) -> str | None:
+    """Return the query that ends ``text``, one policy-written turn, or None when the turn did not end a search.
+
+    A turn ends a search when it holds `search_close`. The query is what stands between the last `search_close` and the
+    last `search_open` before it, stripped; it is "" when nothing does, or when this turn never opened a search.
+    """
+    end = text.rfind(dialect.search_close)
+    if end < 0:
+        return None
+    start = text.rfind(dialect.search_open, 0, end)
+    return "" if start < 0 else text[start + len(dialect.search_open) : end].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a response and who wrote it: the policy, or the environment (an observation)."""
+
+    text: str
+    by_policy: bool
+
+
+def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
+    """Split a whole response into policy and environment segments by its text alone, in linear time.
+
+    For responses that did not come from our own rollout, which records who wrote what. An observation is a
+    `result_open` that follows a complete search with nothing but white space between, up to the next `result_close`;
+    unclosed, it runs to the end (the text was cut). Every other tag is the policy's own writing. The segments' texts
+    concatenate to ``text``.
+    """
+    segments: list[Segment] = []
+    done = 0  # all before this index is in `segments`
+    scan = 0
+    while (close := text.find(dialect.search_close, scan)) >= 0:
+        after_search = close + len(dialect.search_close)
+        opened = text.rfind(dialect.search_open, scan, close) >= 0  # since the last close: keeps this linear
+        start = after_search
+        while start < len(text) and text[start].isspace():
+            start += 1
+        scan = after_search
+        if not (opened and text.startswith(dialect.result_open, start)):
+            continue
+        end = text.find(dialect.result_close, start)
+        end = len(text) if end < 0 else end + len(dialect.result_close)
+        # The white space before the tag is the environment's only where it is the dialect's own prefix.
+        lead = len(dialect.result_prefix) - len(dialect.result_prefix.lstrip())
+        start = max(after_search, start - lead)
+        segments.append(Segment(text[done:start], True))
+        segments.append(Segment(text[start:end], False))
+        done = scan = end
+    if done < len(text) or not segments:
+        segments.append(Segment(text[done:], True))
+    return segments

@@ -1,0 +1,190 @@
+"""The turn loop: generate, search, insert, until the rollout ends.
+
+Three callables stand for the world (an engine, a retriever, a tokenizer), so that the loop runs against a scripted
+generator as well as under veRL. It owns no rule: the protocol parses, `Rollout` keeps the tokens, this file awaits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from research_plugin.document import Document
+from research_plugin.errors import SearchError
+from research_plugin.protocol import Dialect, parse_query
+from research_plugin.rollout import Rollout, StopReason, cut_at_end, cut_at_stop
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine returned for one turn."""
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] | None = None
+    aborted: bool = False
+
+
+class Codec(Protocol):
+    """The two directions of a tokenizer that the loop needs."""
+
+    end_ids: Collection[int]
+    """Every token that ends the policy's turn (tokenizer eos and the model's generation_config list)."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text on its own, adding no token and reading special-token strings as plain text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids, special tokens kept, white space untouched."""
+
+
+Generate = Callable[[list[int], int], Awaitable[Generation]]
+"""(context ids, max_tokens >= 1) -> Generation. Must stop on the dialect's stop strings and on the end tokens."""
+
+Search = Callable[[str], Awaitable[Sequence[Document]]]
+"""query -> documents, best first. Raises SearchError when no retriever answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of one rollout, in tokens and searches.
+
+    ``max_searches`` None is no limit; a search with an empty query counts too. ``notice_when_spent`` chooses what
+    happens after the last one: an observation that says so, or the end of the rollout. ``max_observation_tokens``
+    bounds one observation, tags included; None leaves only the response budget.
+    """
+
+    response_length: int
+    max_model_len: int | None = None
+    max_searches: int | None = None
+    notice_when_spent: bool = False
+    max_observation_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Searched:
+    """One search of a rollout: the query, what came back (empty for a notice) and how long it took in seconds."""
+
+    query: str
+    documents: tuple[Document, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Episode:
+    """A finished rollout with the searches it made (`searches`) and those it asked for but did not get (`refused`)."""
+
+    rollout: Rollout
+    searches: list[Searched] = field(default_factory=list)
+    refused: int = 0
+    turns: int = 0
+    error: SearchError | None = None
+
+
+def fit_observation(
+    documents: Sequence[Document], dialect: Dialect, encode: Callable[[str], list[int]], limit: int | None
+) -> tuple[str, list[int]]:
+    """Format ``documents`` within ``limit`` tokens: drop documents from the end first, then cut inside the first.
+
+    Returns:
+        The observation's text and its tokens, closing tag included. Only the tags themselves can exceed ``limit``.
+    """
+    kept = list(documents)
+    text = dialect.format_observation(kept)
+    ids = encode(text)
+    while limit is not None and len(ids) > limit and len(kept) > 1:
+        kept.pop()
+        text = dialect.format_observation(kept)
+        ids = encode(text)
+    if limit is None or len(ids) <= limit:
+        return text, ids
+    body = dialect.format_observation(kept)[len(dialect.result_prefix) : -len(dialect.result_suffix)]
+    low, high = 0, len(body)  # `low` characters fit (or nothing does)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(encode(dialect.wrap(body[:middle].rstrip()))) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    text = dialect.wrap(body[:low].rstrip())
+    return text, encode(text)
+
+
+async def run_search_loop(
+    prompt_ids: Sequence[int], *, generate: Generate, search: Search, codec: Codec, dialect: Dialect, limits: Limits
+) -> Episode:
+    """Run one rollout to its end.
+
+    Every way it can end is a `StopReason`; a `SearchError` is recorded on the episode, not raised. Other exceptions of
+    the callables pass through.
+    """
+    rollout = Rollout(list(prompt_ids), limits.response_length, limits.max_model_len)
+    episode = Episode(rollout)
+    while rollout.stop_reason is None:
+        if rollout.remaining < 1:
+            rollout.stop_reason = StopReason.MAX_LENGTH
+            break
+        query = await _policy_turn(episode, generate, codec, dialect)
+        if query is not None:
+            await _environment_turn(episode, query, search, codec, dialect, limits)
+    return episode
+
+
+async def _policy_turn(episode: Episode, generate: Generate, codec: Codec, dialect: Dialect) -> str | None:
+    """Let the policy write one turn; return its query, or None with the stop reason set."""
+    rollout = episode.rollout
+    generation = await generate(rollout.context_ids, rollout.remaining)
+    episode.turns += 1
+    ids = list(generation.token_ids[: rollout.remaining])
+    ids = ids[: cut_at_end(ids, codec.end_ids)]
+    ids = ids[: cut_at_stop(ids, dialect.stop, codec.decode)]
+    log_probs = None if generation.log_probs is None else generation.log_probs[: len(ids)]
+    ended = bool(ids) and ids[-1] in codec.end_ids
+    text = codec.decode(ids[:-1] if ended else ids)
+    rollout.add_policy(ids, log_probs, text)
+    if generation.aborted:
+        rollout.stop_reason = StopReason.ABORTED
+    elif ended:
+        rollout.stop_reason = StopReason.ANSWERED
+    else:
+        query = parse_query(text, dialect)
+        if query is not None:
+            return query
+        # Neither an end token nor a stop string: the engine ran out of tokens (or had no room for even one).
+        rollout.stop_reason = StopReason.MAX_LENGTH
+    return None
+
+
+async def _environment_turn(
+    episode: Episode, query: str, search: Search, codec: Codec, dialect: Dialect, limits: Limits
+) -> None:
+    """Answer one query with an observation, or end the rollout."""
+    rollout = episode.rollout
+    if rollout.remaining < 1:
+        rollout.stop_reason = StopReason.MAX_LENGTH
+        return
+    limit = limits.max_observation_tokens
+    if limits.max_searches is not None and len(episode.searches) + episode.refused >= limits.max_searches:
+        if not limits.notice_when_spent:
+            rollout.stop_reason = StopReason.MAX_SEARCHES
+            return
+        episode.refused += 1
+        text = dialect.wrap(dialect.budget_notice)
+        ids = codec.encode(text)
+    elif not query:
+        episode.refused += 1
+        text = dialect.wrap(dialect.empty_query_notice)
+        ids = codec.encode(text)
+    else:
+        started = time.monotonic()
+        try:
+            documents = tuple(await search(query))
+        except SearchError as error:
+            episode.error = error
+            rollout.stop_reason = StopReason.SEARCH_FAILED
+            return
+        episode.searches.append(Searched(query, documents, time.monotonic() - started))
+        text, ids = fit_observation(documents, dialect, codec.encode, limit)
+    if not rollout.add_observation(ids, text):
+        rollout.stop_reason = StopReason.MAX_LENGTH

@@ -1,0 +1,215 @@
+"""The search rollout as a veRL agent loop: adapts `run_search_loop` to veRL's engine, tokenizer and output type.
+
+veRL 0.9.1 builds one loop object per sample (agent_loop.py, _run_agent_loop), so everything worth keeping is cached per
+process here. Recipes name the class in agent_loops.yaml; nothing else imports this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+
+from research_plugin.config import AgentConfig, build_config
+from research_plugin.errors import DataError
+from research_plugin.metrics import rollout_metrics
+from research_plugin.protocol import get_dialect
+from research_plugin.rewards.golden import golden_answers
+from research_plugin.search.client import shared_client
+from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
+from research_plugin.verl_ext.tokens import HFCodec, build_prompt_ids, end_token_ids
+
+logger = logging.getLogger(__name__)
+
+
+@register("research_search")
+class SearchAgentLoop(AgentLoopBase):
+    """Think, search, read, answer in one assistant turn.
+
+    Settings: ``actor_rollout_ref.rollout.custom`` (`AgentConfig`). Dataset rows: the last user message of ``raw_prompt``
+    is the question; ``reward_model.ground_truth`` is read for a metric only.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = _agent_config(self.rollout_config.get("custom"))
+        self.codec = _codec(self.tokenizer, self.config.actor_rollout_ref.model.path)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Run one rollout.
+
+        Returns:
+            The rollout; or an empty list for one that must not be trained on: a search that failed, an aborted request,
+            a prompt that does not fit. veRL then leaves it out of the batch, so that it takes no part in its group's
+            mean and spread either, and pads the batch itself (trainer/ppo/padding_utils.py).
+        """
+        # 1. the prompt
+        question = _question(kwargs["raw_prompt"])
+        prompt = self.settings.prompt
+        prompt_ids = build_prompt_ids(
+            self.tokenizer,
+            question,
+            protocol=self.settings.protocol,
+            style=prompt.style,
+            file=prompt.file,
+            **self.apply_chat_template_kwargs,
+        )
+        if len(prompt_ids) > self.rollout_config.prompt_length:
+            logger.warning(
+                "left out: the prompt has %d tokens, data.max_prompt_length allows %d (question: %.80r)",
+                len(prompt_ids),
+                self.rollout_config.prompt_length,
+                question,
+            )
+            return []
+
+        # 2. the turns
+        engine = _Engine(self.server_manager, sampling_params, self.codec, get_dialect(self.settings.protocol).stop)
+        client = shared_client(self.settings.search)
+
+        async def search(query: str) -> tuple[Any, ...]:
+            return (await client.search(query)).documents
+
+        episode = await run_search_loop(
+            prompt_ids,
+            generate=engine.generate,
+            search=search,
+            codec=self.codec,
+            dialect=get_dialect(self.settings.protocol),
+            limits=Limits(
+                response_length=self.rollout_config.response_length,
+                max_model_len=self.rollout_config.max_model_len,
+                max_searches=self.settings.max_searches,
+                notice_when_spent=self.settings.when_spent == "notice",
+                max_observation_tokens=self.settings.max_observation_tokens,
+            ),
+        )
+
+        # 3. what veRL gets
+        if episode.rollout.stop_reason is None or episode.rollout.stop_reason.is_fault:
+            logger.error("left out of training: %s (%s)", episode.rollout.stop_reason, episode.error)
+            return []
+        return self._output(episode, engine, kwargs)
+
+    def _output(self, episode: Episode, engine: _Engine, row: dict[str, Any]) -> AgentLoopOutput:
+        rollout = episode.rollout
+        ids, mask, log_probs = rollout.response_ids, rollout.response_mask, rollout.log_probs
+        if not ids:
+            # veRL cannot hold an empty response; one end token that nobody trains on stands for it.
+            ids, mask, log_probs = [min(self.codec.end_ids)], [0], [0.0]
+        if not self.settings.mask_observations:
+            mask = [1] * len(mask)
+        return AgentLoopOutput(
+            prompt_ids=rollout.prompt_ids,
+            response_ids=ids,
+            response_mask=mask,
+            response_logprobs=log_probs if rollout.has_log_probs else None,
+            num_turns=episode.turns,
+            metrics=AgentLoopMetrics(
+                tool_calls=sum(search.seconds for search in episode.searches), num_preempted=engine.num_preempted
+            ),
+            extra_fields={
+                **engine.extra_fields,
+                # veRL's own loops fill these; batches from several loops must have the same keys.
+                "turn_scores": [],
+                "tool_rewards": [],
+                "stop_reason": str(rollout.stop_reason.value) if rollout.stop_reason else "",
+                "segments": [[segment.text, segment.by_policy] for segment in rollout.segments],
+                "queries": [search.query for search in episode.searches],
+                **rollout_metrics(episode, _golden_answers(row)),
+            },
+        )
+
+
+class _Engine:
+    """veRL's LLM server as the loop's `Generate`, for one rollout: one request id, so that its prefix cache is hit."""
+
+    def __init__(self, server: Any, sampling_params: dict[str, Any], codec: HFCodec, stop: tuple[str, ...]) -> None:
+        self.server = server
+        self.request_id = uuid4().hex
+        self.sampling_params = {**sampling_params, "stop": list(stop), "stop_token_ids": sorted(codec.end_ids)}
+        self.extra_fields: dict[str, Any] = {}
+        self.num_preempted = -1
+
+    async def generate(self, context_ids: list[int], max_tokens: int) -> Generation:
+        """Sample one turn of at most ``max_tokens`` tokens."""
+        try:
+            # A fresh dict each turn: vllm_async_server.generate pops keys from the one it gets.
+            output = await self.server.generate(
+                request_id=self.request_id,
+                prompt_ids=context_ids,
+                sampling_params={**self.sampling_params, "max_tokens": max_tokens},
+            )
+        except Exception as error:
+            # veRL (vllm_async_server.py) and vLLM both say "maximum context length"; the sample is cut short there,
+            # its siblings go on.
+            if "maximum context length" not in str(error):
+                raise
+            logger.warning("the engine had no room for another turn: %s", error)
+            return Generation([], [])
+        self._merge(output)
+        return Generation(output.token_ids, output.log_probs, aborted=output.stop_reason == "aborted")
+
+    def _merge(self, output: Any) -> None:
+        """Keep the oldest and the newest weight version that wrote a turn (veRL's staleness control reads both)."""
+        oldest = self.extra_fields.get("min_global_steps")
+        self.extra_fields = {**self.extra_fields, **output.extra_fields}
+        if oldest is not None:
+            self.extra_fields["min_global_steps"] = oldest
+        if output.num_preempted is not None:
+            self.num_preempted = max(self.num_preempted, 0) + output.num_preempted
+
+
+@functools.lru_cache(maxsize=8)
+def _parse_agent_config(custom_yaml: str) -> AgentConfig:
+    return build_config(AgentConfig, OmegaConf.to_container(OmegaConf.create(custom_yaml), resolve=True))  # type: ignore[arg-type]
+
+
+def _agent_config(custom: Any) -> AgentConfig:
+    """Parse ``rollout.custom`` once a process: its text is the key."""
+    return _parse_agent_config(OmegaConf.to_yaml(custom if custom is not None else {}, resolve=True))
+
+
+_codecs: dict[int, tuple[Any, HFCodec]] = {}
+
+
+def _codec(tokenizer: Any, model_path: str) -> HFCodec:
+    """One codec per tokenizer object; the tokenizer is kept alive so that its id stays its own."""
+    known = _codecs.get(id(tokenizer))
+    if known is None:
+        known = _codecs[id(tokenizer)] = (tokenizer, HFCodec(tokenizer, end_token_ids(tokenizer, _generation(model_path))))
+    return known[1]
+
+
+def _generation(model_path: str) -> Any:
+    """Return the model's generation config, or None for a model folder that has none."""
+    from transformers import GenerationConfig
+    from verl.utils.fs import copy_to_local
+
+    try:
+        return GenerationConfig.from_pretrained(copy_to_local(model_path))
+    except OSError:
+        return None
+
+
+def _question(messages: Any) -> str:
+    """Return the last user message's text.
+
+    Raises:
+        DataError: the row has no user message.
+    """
+    for message in reversed(list(messages)):
+        if message["role"] == "user":
+            return str(message["content"])
+    raise DataError(f"the row's prompt has no user message: {messages!r}; expected [{{'role': 'user', 'content': ...}}]")
+
+
+def _golden_answers(row: dict[str, Any]) -> list[str]:
+    try:
+        return golden_answers(row["reward_model"]["ground_truth"])
+    except (KeyError, TypeError, DataError):
+        return []  # the reward reports a row without gold answers; a metric must not stop the rollout before it

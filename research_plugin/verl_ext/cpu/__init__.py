@@ -1,0 +1,1 @@
+"""veRL without an accelerator: platform, training engine and vLLM worker for ``trainer.device=cpu``."""
