@@ -1,0 +1,142 @@
+r"""The reward of ReSearch (arXiv 2503.19470), by the paper's Eq. 2 and by the authors' released code.
+
+A rule set takes a `Response` and golden answers and gives a `Verdict`. Costs, metrics and veRL's calling convention are
+`score`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from research_plugin.protocol import RESEARCH
+from research_plugin.rewards.answer import ANSWER_CLOSE, ANSWER_OPEN, braced
+from research_plugin.rewards.response import Response
+from research_plugin.rewards.text_metrics import f1_score
+
+__all__ = ["FORMAT_SCORE", "Reading", "Verdict", "judge_paper", "judge_released"]
+
+FORMAT_SCORE = 0.1
+"""What a right format with a wrong answer earns."""
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The extracted answer and how it compares with the best golden answer, whatever the rules make of it."""
+
+    answer: str | None
+    fault: str
+    """Why there is no answer; "" when there is one."""
+    f1: float
+    per_character: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A score before costs, whether the format was right, and why."""
+
+    score: float
+    format_ok: bool
+    reason: str
+
+
+def judge_paper(response: Response, golden_answers: Sequence[str], reading: Reading) -> Verdict:
+    """Return Eq. 2: F1 if F1 > 0, else 0.1 if the format is right, else 0.
+
+    The format is judged on what the policy wrote: think tags pair and there is at least one; there is an answer in a
+    box; every search got its result; no result without a search; the rollout finished.
+    """
+    fault = _unfinished(response) or reading.fault or _think_fault(response.policy_text) or _search_fault(response)
+    if reading.f1 > 0:
+        return Verdict(reading.f1, not fault, f"answer matches; format: {fault}" if fault else "answer matches")
+    if fault:
+        return Verdict(0.0, False, f"format: {fault}")
+    return Verdict(FORMAT_SCORE, True, "wrong answer, right format")
+
+
+def _unfinished(response: Response) -> str:
+    return "" if response.finished else f"the rollout did not finish ({response.stop_reason})"
+
+
+def _think_fault(text: str) -> str:
+    opened = text.count(THINK_OPEN)
+    if not opened:
+        return "no think block"
+    return "" if opened == text.count(THINK_CLOSE) else "think tags do not pair"
+
+
+def _search_fault(response: Response) -> str:
+    """Return what is wrong with the searches in what the policy wrote, "" for nothing.
+
+    As in the released code, a second opening tag before a closing tag and a closing tag without an opening one pass.
+    """
+    opening, closing = RESEARCH.search_open, RESEARCH.search_close
+    for index, segment in enumerate(response.segments):
+        if not segment.by_policy:
+            continue
+        text = segment.text
+        if RESEARCH.result_open in text:
+            return "a result that no search produced"
+        first = text.find(opening)
+        if first < 0:
+            continue
+        if text.rfind(opening) > text.rfind(closing):
+            return "an unclosed search"
+        # A segment goes up to the next observation, so it holds at most one answered search.
+        if text.count(closing, first) > 1 or index + 1 == len(response.segments):
+            return "a search without a result"
+    return ""
+
+
+def judge_released(response: Response, golden_answers: Sequence[str], reading: Reading) -> Verdict:
+    r"""Return the score of the authors' published code.
+
+    The format is a gate, judged on the whole text with observations as plain text: any fault scores 0 even with a right
+    answer. Then F1 if F1 > 0, else 0.1. The box is taken raw and compared without Unicode folding.
+    """
+    text = response.text
+    fault = _released_fault(text) or _unfinished(response) or ("text after the end token" if response.has_tail else "")
+    if fault:
+        return Verdict(0.0, False, f"format: {fault}")
+    # The gate let exactly one answer block pass.
+    box = _released_box(text[text.find(ANSWER_OPEN) : text.find(ANSWER_CLOSE)])
+    if box is None:
+        return Verdict(0.0, False, "format: no readable box in the answer")
+    f1 = f1_score(box, golden_answers, fold=False, per_character=reading.per_character)
+    if f1 > 0:
+        return Verdict(f1, True, "answer matches")
+    return Verdict(FORMAT_SCORE, True, "wrong answer, right format")
+
+
+def _released_fault(text: str) -> str:
+    if fault := _think_fault(text):
+        # The released code compares the counts first; both faults score 0.
+        return fault
+    if text.count(ANSWER_OPEN) != 1 or text.count(ANSWER_CLOSE) != 1:
+        return "not exactly one answer block"
+    at = 0
+    while (search := text.find(RESEARCH.search_open, at)) >= 0:
+        search_end = text.find(RESEARCH.search_close, search)
+        result = text.find(RESEARCH.result_open, search)
+        result_end = text.find(RESEARCH.result_close, result) if result >= 0 else -1
+        if not search < search_end < result < result_end:
+            return "a search without a result"
+        at = result_end
+    start, end = text.find(ANSWER_OPEN), text.find(ANSWER_CLOSE)
+    if start > end:
+        return "answer tags in the wrong order"
+    if text.find("\\boxed{", start, end) < 0 or text.find("}", start, end) < 0:
+        return "no box in the answer"
+    return ""
+
+
+def _released_box(block: str) -> str | None:
+    r"""Return the box as the released code reads it: ``\boxed`` and a space, up to a dollar sign, else the last box."""
+    spaced = block.rfind("\\boxed ")
+    if spaced >= 0:
+        return block[spaced + len("\\boxed ") :].split("$", 1)[0]
+    last = block.rfind("\\boxed")
+    return braced(block, last + len("\\boxed{")) if block.startswith("\\boxed{", last) else None
