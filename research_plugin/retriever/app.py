@@ -110,7 +110,8 @@ def create_app(
         return JSONResponse({"error": {"code": code, "message": message}}, status, headers=retry)
 
     def authorized(request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode("utf-8", "replace")
+        # Starlette decodes headers as Latin-1; this gives the bytes back.
+        given = request.headers.get("authorization", "").encode("latin-1", "replace")
         return token is None or hmac.compare_digest(given, f"Bearer {token}".encode())
 
     def search_route(path: str, dialect: Dialect) -> Route:

@@ -51,6 +51,7 @@ class SearchClient:
         self.stats = SearchStats()
         self._memory = MemoryCache(settings.cache_size)
         self._make_transport = make_transport or _configured_transport
+        self._flush_scheduled = False
         self._reset(None)
 
     def __reduce__(self) -> tuple[type[SearchClient], tuple[SearchConfig]]:
@@ -113,7 +114,7 @@ class SearchClient:
         self._inflight: dict[str, asyncio.Future[tuple[Documents, bool]]] = {}
         self._pending: deque[str] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._flush_scheduled: bool = False
+        self._flush_scheduled = False
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Open the transport in the running loop; move from a loop that has ended, never from one that runs."""
