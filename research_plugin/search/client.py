@@ -180,8 +180,9 @@ class SearchClient:
         else:
             results = {query: tuple(row) for query, row in zip(queries, rows, strict=True)}
             self._settle(results, cached=False)
-            if self._disk is not None:
-                await asyncio.get_running_loop().run_in_executor(self._disk_thread, self._disk.put_many, results)
+            if self._disk is not None and self._disk_thread is not None:
+                # Not awaited: nobody waits for the write, and `aclose` lets the thread finish it.
+                self._disk_thread.submit(self._disk.put_many, results)
 
     def _settle(self, results: Mapping[str, Documents], cached: bool) -> None:
         for query, documents in results.items():
