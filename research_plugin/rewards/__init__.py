@@ -9,12 +9,13 @@ from research_plugin.rewards.answer import extract_answer
 from research_plugin.rewards.golden import golden_answers
 from research_plugin.rewards.response import Response, read_response
 from research_plugin.rewards.score import METHODS, Method, compute_score
-from research_plugin.rewards.text_metrics import cover_match, exact_match, f1_score, normalise
+from research_plugin.rewards.text_metrics import compare, cover_match, exact_match, f1_score, normalise
 
 __all__ = [
     "METHODS",
     "Method",
     "Response",
+    "compare",
     "compute_score",
     "cover_match",
     "exact_match",

@@ -6,6 +6,7 @@ A rule set takes a `Response` and golden answers and gives a `Verdict`. Costs, m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ FORMAT_SCORE = 0.1
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+_TAG = re.compile("</?(?:think|search|result|answer)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,14 @@ def judge_released(response: Response, golden_answers: Sequence[str], reading: R
     answer. Then F1 if F1 > 0, else 0.1. The box is taken raw and compared without Unicode folding.
     """
     text = response.text
-    fault = _released_fault(text) or _unfinished(response) or ("text after the end token" if response.has_tail else "")
+    fault = (
+        _released_tag_fault("".join(_TAG.findall(text)))
+        or _unfinished(response)
+        or ("text after the end token" if response.has_tail else "")
+    )
     if fault:
         return Verdict(0.0, False, f"format: {fault}")
-    # The gate let exactly one answer block pass.
-    box = _released_box(text[text.find(ANSWER_OPEN) : text.find(ANSWER_CLOSE)])
+    box = _released_box(text[text.rfind(ANSWER_OPEN) : text.rfind(ANSWER_CLOSE)])
     if box is None:
         return Verdict(0.0, False, "format: no readable box in the answer")
     f1 = f1_score(box, golden_answers, fold=False, per_character=reading.per_character)
@@ -111,30 +116,30 @@ def judge_released(response: Response, golden_answers: Sequence[str], reading: R
     return Verdict(FORMAT_SCORE, True, "wrong answer, right format")
 
 
-def _released_fault(text: str) -> str:
-    if fault := _think_fault(text):
-        # The released code compares the counts first; both faults score 0.
+def _released_tag_fault(tags: str) -> str:
+    """Return what the released code finds wrong with the tags of a text, given one after another; "" for nothing.
+
+    It looks at no more than their number and order.
+    """
+    if fault := _think_fault(tags):
         return fault
-    if text.count(ANSWER_OPEN) != 1 or text.count(ANSWER_CLOSE) != 1:
+    if tags.count(ANSWER_OPEN) != 1 or tags.count(ANSWER_CLOSE) != 1:
         return "not exactly one answer block"
     at = 0
-    while (search := text.find(RESEARCH.search_open, at)) >= 0:
-        search_end = text.find(RESEARCH.search_close, search)
-        result = text.find(RESEARCH.result_open, search)
-        result_end = text.find(RESEARCH.result_close, result) if result >= 0 else -1
+    while (search := tags.find(RESEARCH.search_open, at)) >= 0:
+        search_end = tags.find(RESEARCH.search_close, search)
+        result = tags.find(RESEARCH.result_open, search)
+        result_end = tags.find(RESEARCH.result_close, result) if result >= 0 else -1
         if not search < search_end < result < result_end:
             return "a search without a result"
         at = result_end
-    start, end = text.find(ANSWER_OPEN), text.find(ANSWER_CLOSE)
-    if start > end:
-        return "answer tags in the wrong order"
-    if text.find("\\boxed{", start, end) < 0 or text.find("}", start, end) < 0:
-        return "no box in the answer"
-    return ""
+    return "" if tags.find(ANSWER_OPEN) < tags.find(ANSWER_CLOSE) else "answer tags in the wrong order"
 
 
 def _released_box(block: str) -> str | None:
     r"""Return the box as the released code reads it: ``\boxed`` and a space, up to a dollar sign, else the last box."""
+    if "\\boxed{" not in block or "}" not in block:
+        return None
     spaced = block.rfind("\\boxed ")
     if spaced >= 0:
         return block[spaced + len("\\boxed ") :].split("$", 1)[0]

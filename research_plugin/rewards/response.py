@@ -101,8 +101,10 @@ def _read_segments(given: Iterable[Any], row: str) -> list[Segment]:
 
 def _read_stop_reason(given: Any, row: str) -> str | None:
     value = getattr(given, "value", given)  # an enum member counts as its value
-    if value is None or value in STOP_REASONS:
-        return value if value is None else str(value)
+    if value is None or value == "":
+        return None
+    if value in STOP_REASONS:
+        return str(value)
     raise DataError(
         f"{row}: extra_info['stop_reason'] is {given!r:.200}; allowed: {', '.join(STOP_REASONS)}, or nothing"
     )

@@ -15,7 +15,7 @@ from research_plugin.rewards.answer import extract_answer
 from research_plugin.rewards.golden import golden_answers, name_row
 from research_plugin.rewards.research import Reading, Verdict, judge_paper, judge_released
 from research_plugin.rewards.response import Response, read_response
-from research_plugin.rewards.text_metrics import cover_match, exact_match, f1_score, normalise
+from research_plugin.rewards.text_metrics import compare, normalise
 
 __all__ = ["METHODS", "Method", "compute_score"]
 
@@ -92,8 +92,8 @@ def compute_score(
     response = read_response(solution_str, extra_info, chosen.dialect, row)
 
     answer, fault = chosen.extract(response.policy_text, chosen.dialect)
-    f1 = f1_score(answer or "", golden, per_character=per_character)
-    verdict = judge(response, golden, Reading(answer, fault, f1, per_character))
+    match = compare(answer or "", golden, per_character=per_character)
+    verdict = judge(response, golden, Reading(answer, fault, match.f1, per_character))
     if response.stop_reason in ("search_failed", "aborted"):
         verdict = Verdict(0.0, False, f"not judged: the rollout ended as {response.stop_reason}")
 
@@ -103,9 +103,9 @@ def compute_score(
     floor = min(0.0, verdict.score)
     return {
         "score": max(floor, verdict.score - charged_searches - charged_repeats),
-        "f1": f1,
-        "em": exact_match(answer or "", golden, per_character=per_character),
-        "cem": cover_match(answer or "", golden, per_character=per_character),
+        "f1": match.f1,
+        "em": match.em,
+        "cem": match.cem,
         "format_ok": float(verdict.format_ok),
         "num_searches": response.num_searches,
         "answered": float(bool(answer)),

@@ -10,8 +10,19 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["cover_match", "exact_match", "f1_score", "fold_unicode", "normalise", "token_f1", "tokenise"]
+__all__ = [
+    "Comparison",
+    "compare",
+    "cover_match",
+    "exact_match",
+    "f1_score",
+    "fold_unicode",
+    "normalise",
+    "token_f1",
+    "tokenise",
+]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _CJK = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f])")
@@ -104,31 +115,48 @@ def _covers(prediction: Sequence[str], golden: Sequence[str]) -> bool:
     return bool(golden) and f" {' '.join(golden)} " in f" {' '.join(prediction)} "
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a prediction compares with several golden answers: the best of each number, all in [0, 1]."""
+
+    f1: float
+    """`token_f1`."""
+    em: float
+    """1.0 if the normalised prediction is a normalised golden answer. Nothing does not match nothing."""
+    cem: float
+    """1.0 if the tokens of a golden answer stand in a row in the prediction (cover-EM). Whole tokens: "no" is not
+    covered by "nothing"."""
+
+
+def compare(
+    prediction: str, golden_answers: Sequence[str], *, fold: bool = True, per_character: bool = False
+) -> Comparison:
+    """Compare ``prediction`` with ``golden_answers``; ``fold`` and ``per_character`` as in `tokenise`."""
+    tokens = tokenise(prediction, fold=fold, per_character=per_character)
+    golden = [tokenise(answer, fold=fold, per_character=per_character) for answer in golden_answers]
+    return Comparison(
+        f1=max((token_f1(tokens, answer) for answer in golden), default=0.0),
+        em=float(bool(tokens) and tokens in golden),
+        cem=float(any(_covers(tokens, answer) for answer in golden)),
+    )
+
+
 def f1_score(
     prediction: str, golden_answers: Sequence[str], *, fold: bool = True, per_character: bool = False
 ) -> float:
-    """Return the best `token_f1` over the golden answers."""
-    tokens = tokenise(prediction, fold=fold, per_character=per_character)
-    golden = (tokenise(answer, fold=fold, per_character=per_character) for answer in golden_answers)
-    return max((token_f1(tokens, answer) for answer in golden), default=0.0)
+    """Return `Comparison.f1`."""
+    return compare(prediction, golden_answers, fold=fold, per_character=per_character).f1
 
 
 def exact_match(
     prediction: str, golden_answers: Sequence[str], *, fold: bool = True, per_character: bool = False
 ) -> float:
-    """Return 1.0 if the normalised prediction is a normalised golden answer, else 0.0. Nothing equals nothing: 0.0."""
-    tokens = tokenise(prediction, fold=fold, per_character=per_character)
-    golden = (tokenise(answer, fold=fold, per_character=per_character) for answer in golden_answers)
-    return float(bool(tokens) and any(tokens == answer for answer in golden))
+    """Return `Comparison.em`."""
+    return compare(prediction, golden_answers, fold=fold, per_character=per_character).em
 
 
 def cover_match(
     prediction: str, golden_answers: Sequence[str], *, fold: bool = True, per_character: bool = False
 ) -> float:
-    """Return 1.0 if the tokens of a golden answer stand in a row in the prediction, else 0.0 (cover-EM).
-
-    Whole tokens: "no" is not covered by "nothing".
-    """
-    tokens = tokenise(prediction, fold=fold, per_character=per_character)
-    golden = (tokenise(answer, fold=fold, per_character=per_character) for answer in golden_answers)
-    return float(any(_covers(tokens, answer) for answer in golden))
+    """Return `Comparison.cem`."""
+    return compare(prediction, golden_answers, fold=fold, per_character=per_character).cem
