@@ -30,7 +30,9 @@ def load_prompt(protocol: str, style: str, file: str | None = None) -> str:
         raise ConfigError(f"unknown prompt style {style!r}; allowed: {', '.join(STYLES)} (key: prompt.style)")
     if style == "question":
         if file:
-            raise ConfigError(f"prompt.style=question takes no text, but prompt.file={file!r} is set; unset one of them")
+            raise ConfigError(
+                f"prompt.style=question takes no text, but prompt.file={file!r} is set; unset one of them"
+            )
         return ""
     path = Path(file) if file else Path(__file__).parent / f"{protocol}_{style}.txt"
     try:

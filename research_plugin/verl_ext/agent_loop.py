@@ -18,7 +18,7 @@ from research_plugin.config import AgentConfig, build_config
 from research_plugin.errors import DataError
 from research_plugin.metrics import rollout_metrics
 from research_plugin.protocol import get_dialect
-from research_plugin.rewards.golden import golden_answers
+from research_plugin.rewards import golden_answers
 from research_plugin.search.client import shared_client
 from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
 from research_plugin.verl_ext.tokens import HFCodec, build_prompt_ids, end_token_ids
@@ -181,7 +181,10 @@ def _codec(tokenizer: Any, model_path: str) -> HFCodec:
     """One codec per tokenizer object; the tokenizer is kept alive so that its id stays its own."""
     known = _codecs.get(id(tokenizer))
     if known is None:
-        known = _codecs[id(tokenizer)] = (tokenizer, HFCodec(tokenizer, end_token_ids(tokenizer, _generation(model_path))))
+        known = _codecs[id(tokenizer)] = (
+            tokenizer,
+            HFCodec(tokenizer, end_token_ids(tokenizer, _generation(model_path))),
+        )
     return known[1]
 
 
@@ -205,11 +208,13 @@ def _question(messages: Any) -> str:
     for message in reversed(list(messages)):
         if message["role"] == "user":
             return str(message["content"])
-    raise DataError(f"the row's prompt has no user message: {messages!r}; expected [{{'role': 'user', 'content': ...}}]")
+    raise DataError(
+        f"the row's prompt has no user message: {messages!r}; expected [{{'role': 'user', 'content': ...}}]"
+    )
 
 
 def _golden_answers(row: dict[str, Any]) -> list[str]:
     try:
-        return golden_answers(row["reward_model"]["ground_truth"])
+        return list(golden_answers(row["reward_model"]["ground_truth"]))
     except (KeyError, TypeError, DataError):
         return []  # the reward reports a row without gold answers; a metric must not stop the rollout before it

@@ -61,9 +61,7 @@ class HFCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode exactly: special tokens kept, white space untouched."""
-        return str(
-            self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def build_prompt_ids(

@@ -1,0 +1,125 @@
+"""What can be known about a composed config before any process starts: each check returns plain-language problems.
+
+Reads a nested mapping (OmegaConf's or a dict); imports neither veRL nor torch. The preflight of every recipe runs all of
+them and the retriever probe; `doctor` will show the same list.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from research_plugin.config import CUSTOM_KEY, AgentConfig, build_config
+from research_plugin.errors import ConfigError
+from research_plugin.prompts import load_prompt
+from research_plugin.search.settings import is_loopback
+
+
+def config_problems(config: Mapping[str, Any], *, visible_gpus: int | None = None) -> list[str]:
+    """Return every problem found, each naming the key that sets it; an empty list means none.
+
+    Args:
+        config: The composed training config, interpolations resolved.
+        visible_gpus: GPUs of this machine when the run would start its own Ray on it; None skips that check (the run
+            joins a cluster whose head node may have none).
+    """
+    return [
+        *_data_problems(config),
+        *_model_problems(config),
+        *_size_problems(config),
+        *_gpu_problems(config, visible_gpus),
+        *_agent_problems(config),
+    ]
+
+
+def _data_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    files = {key: _as_list(config["data"][key]) for key in ("train_files", "val_files")}
+    for key, paths in files.items():
+        if not paths:
+            yield f"data.{key} is not set; give a parquet file (docs/data.md says what a row holds)"
+        for path in paths:
+            if "://" not in path and not Path(path).expanduser().is_file():
+                yield f"data.{key}={path} does not exist; set data.{key} to your parquet file"
+    same = set(files["train_files"]) & set(files["val_files"])
+    if same:
+        yield f"data.train_files and data.val_files both hold {', '.join(sorted(same))}: validation would measure memory"
+
+
+def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    path = str(config["actor_rollout_ref"]["model"]["path"])
+    looks_local = path.startswith(("/", "./", "../", "~")) or path.count("/") != 1
+    if looks_local and "://" not in path and not Path(path).expanduser().is_dir():
+        yield f"actor_rollout_ref.model.path={path} is no folder; give a Hugging Face model folder or a hub name"
+
+
+def _size_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    data, trainer = config["data"], config["trainer"]
+    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
+    length = data["max_prompt_length"] + data["max_response_length"]
+    limit = rollout.get("max_model_len")
+    if limit is not None and length > limit:
+        yield (
+            f"data.max_prompt_length + data.max_response_length = {length} exceeds "
+            f"actor_rollout_ref.rollout.max_model_len={limit}"
+        )
+    if actor.get("use_dynamic_bsz"):
+        for key, value in (
+            ("actor.ppo_max_token_len_per_gpu", actor.get("ppo_max_token_len_per_gpu")),
+            ("rollout.log_prob_max_token_len_per_gpu", rollout.get("log_prob_max_token_len_per_gpu")),
+        ):
+            if value is not None and value < length:
+                yield f"actor_rollout_ref.{key}={value} is below one full sequence of {length} tokens"
+    batch, mini, n = data["train_batch_size"], actor["ppo_mini_batch_size"], rollout["n"]
+    if batch % mini:
+        yield f"data.train_batch_size={batch} is no multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
+    gpus = trainer["nnodes"] * trainer["n_gpus_per_node"]
+    if (mini * n) % gpus and str(actor.get("strategy", "")).startswith("fsdp"):
+        yield (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} x actor_rollout_ref.rollout.n={n} = {mini * n} rollouts "
+            f"do not divide over {gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node)"
+        )
+    tensor_parallel = rollout["tensor_model_parallel_size"]
+    if gpus % tensor_parallel:
+        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel} does not divide {gpus} GPUs"
+
+
+def _gpu_problems(config: Mapping[str, Any], visible_gpus: int | None) -> Iterator[str]:
+    trainer = config["trainer"]
+    if visible_gpus is None or trainer["device"] == "cpu":
+        return
+    needed = trainer["n_gpus_per_node"]
+    if visible_gpus < needed:
+        yield (
+            f"this machine has {visible_gpus} GPUs, trainer.n_gpus_per_node={needed} asks for more; lower it, or start "
+            "from a Ray cluster (set RAY_ADDRESS or ray_kwargs.ray_init.address). To try everything on a CPU: "
+            "+recipe=research_tiny"
+        )
+
+
+def _agent_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        settings = build_config(AgentConfig, config["actor_rollout_ref"]["rollout"].get("custom"))
+        load_prompt(settings.protocol, settings.prompt.style, settings.prompt.file)
+    except ConfigError as error:
+        text = str(error)
+        # SearchConfig names its keys from "search." on: it does not know where a recipe keeps it.
+        yield f"{CUSTOM_KEY}.{text}" if text.startswith("search.") else text
+        return
+    if config["trainer"]["nnodes"] > 1:
+        for url in settings.search.endpoints:
+            if is_loopback(url):
+                yield (
+                    f"{CUSTOM_KEY}.search.url={url} is this machine only, but trainer.nnodes={config['trainer']['nnodes']}: "
+                    "workers on other nodes cannot reach it; give the host's address"
+                )
+    token = settings.search.token_env
+    if token and not os.environ.get(token):
+        yield f"{CUSTOM_KEY}.search.token_env={token}, but that environment variable is not set"
+
+
+def _as_list(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else [str(item) for item in value]

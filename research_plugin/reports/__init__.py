@@ -1,0 +1,1 @@
+"""Reads what a run wrote and shows it. Never imports veRL."""

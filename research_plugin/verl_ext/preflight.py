@@ -1,0 +1,157 @@
+"""The Hydra callback of every recipe: checks a run in seconds before Ray starts, and prepares what a recipe embeds.
+
+Runs inside ``python -m verl.trainer.main_ppo +recipe=...`` on the composed config. Hydra turns ordinary exceptions of a
+callback into warnings, so a problem ends the run with SystemExit and one message.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from research_plugin.checks import config_problems
+from research_plugin.config import CUSTOM_KEY, AgentConfig, build_config
+from research_plugin.errors import ResearchPluginError
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED = "embedded"
+
+
+class Preflight(Callback):
+    """Checks, prepares, and at the end summarises and cleans up."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self.started = time.monotonic()
+        self.run_dir: Path | None = None
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Stop with every problem named, or leave the run ready to start."""
+        try:
+            problems = self.prepare(config)
+        except ResearchPluginError as error:
+            problems = [str(error)]
+        except Exception as error:
+            logger.exception("the preflight itself failed")
+            problems = [f"the preflight itself failed: {error!r}"]
+        if problems:
+            raise SystemExit(_message(problems))
+
+    def prepare(self, config: DictConfig) -> list[str]:
+        """Check ``config`` and change it in place where the recipe embeds something; return the problems."""
+        _set_run_dir(config)
+        self.run_dir = Path(config.trainer.default_local_dir)
+        if config.trainer.device == "cpu":
+            _choose_cpu()
+        search = config.actor_rollout_ref.rollout.custom.search
+        embedded = search.get("url") == EMBEDDED
+        if embedded:
+            # A stand-in, so that the other checks do not report the same key twice.
+            search.url = "http://127.0.0.1:1"
+        # hydra's own node has values that are filled in later; resolving it here would fail.
+        plain = OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
+        problems = config_problems(plain, visible_gpus=_visible_gpus(config))  # type: ignore[arg-type]
+        if embedded:
+            if not search.get("corpus"):
+                problems.append(f"{CUSTOM_KEY}.search.url=embedded needs {CUSTOM_KEY}.search.corpus, a JSONL file")
+            if not problems:
+                search.url = _start_retriever(str(search.corpus), Path(config.trainer.default_local_dir))
+        elif not any("search." in problem for problem in problems):
+            problems += _retriever_problems(plain)  # type: ignore[arg-type]
+        if not problems:
+            _set_metrics_file(config)
+        return problems
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print before and after, and write them to ``summary.json`` in the run's folder."""
+        job = kwargs.get("job_return")
+        failed = job is not None and getattr(job.status, "name", "") == "FAILED"
+        metrics = os.environ.get("VERL_FILE_LOGGER_PATH")
+        if failed or self.run_dir is None or not metrics:
+            return
+        from research_plugin.reports.summary import format_table, summarize
+
+        try:
+            summary = summarize(Path(metrics), (time.monotonic() - self.started) / 60)
+        except ResearchPluginError as error:
+            print(f"no summary: {error}")
+            return
+        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        print(f"\n{format_table(summary)}\nlogs, rollouts and summary.json: {self.run_dir}", flush=True)
+
+
+def _set_run_dir(config: DictConfig) -> None:
+    """Make the run's folder absolute, once: workers have another working directory and no ``${now:}`` resolver."""
+    path = Path(config.trainer.default_local_dir).expanduser().absolute()
+    config.trainer.default_local_dir = str(path)
+
+
+def _set_metrics_file(config: DictConfig) -> None:
+    """Have veRL's ``file`` logger write into the run's folder (utils/tracking.py reads the variable)."""
+    if "file" in (config.trainer.logger or []):
+        path = Path(config.trainer.default_local_dir)
+        path.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(path / "metrics.jsonl"))
+
+
+def _choose_cpu() -> None:
+    """Choose veRL's CPU platform in this process and, through the environment, in every Ray worker."""
+    os.environ["VERL_PLATFORM"] = "cpu"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from verl.plugin.platform import platform_manager
+
+    from research_plugin.verl_ext.cpu.platform import ROLLOUT_ENV, PlatformCPU
+
+    for name, value in ROLLOUT_ENV.items():
+        os.environ.setdefault(name, value)
+    # main_ppo asks for a platform while it is imported (trainer/constants_ppo.py), before this callback can run.
+    platform_manager.set_platform(PlatformCPU())
+
+
+def _visible_gpus(config: DictConfig) -> int | None:
+    """Count this machine's GPUs, or return None when the run joins a Ray cluster instead of starting one."""
+    if os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address"):
+        return None
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _start_retriever(corpus: str, run_dir: Path) -> str:
+    from research_plugin.retriever.process import RetrieverProcess
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    print(f"starting a retriever over {corpus} ...", flush=True)
+    server = RetrieverProcess(corpus, log=run_dir / "retriever.log")
+    atexit.register(server.close)
+    print(f"retriever ready at {server.url}", flush=True)
+    return server.url
+
+
+def _retriever_problems(config: dict[str, Any]) -> list[str]:
+    from research_plugin.search.check import check_retriever_blocking
+
+    try:
+        settings = build_config(AgentConfig, config["actor_rollout_ref"]["rollout"]["custom"])
+        check_retriever_blocking(settings.search)
+    except ResearchPluginError as error:
+        return [f"{CUSTOM_KEY}.{error}"]
+    return []
+
+
+def _message(problems: list[str]) -> str:
+    version = importlib.metadata.version("verl")
+    lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, start=1))
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return f"\nThis run was stopped before it started (veRL {version}): {count}.\n{lines}\n"
