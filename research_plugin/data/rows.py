@@ -1,0 +1,63 @@
+"""Rows in veRL's dataset form (``verl/utils/dataset/rl_dataset.py``), and their Parquet file.
+
+The prompt is the bare question as a user message: the recipe, not the file, picks the prompt style, so one file
+serves base and instruct models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from research_plugin.errors import DataError
+
+
+class Row(TypedDict):
+    """One question as veRL reads it."""
+
+    data_source: str
+    prompt: list[dict[str, str]]
+    ability: str
+    reward_model: dict[str, Any]
+    extra_info: dict[str, Any]
+
+
+def make_row(data_source: str, split: str, index: int, question: str, golden_answers: Sequence[str]) -> Row:
+    """Build one row; ``index`` is its place in the file and part of its id.
+
+    Raises:
+        DataError: the question is blank, or there is no golden answer or a blank one.
+    """
+    row_id = f"{data_source}-{split}-{index:05d}"
+    if not question.strip():
+        raise DataError(f"row {row_id}: the question is blank; give its text")
+    if isinstance(golden_answers, str) or not golden_answers or not all(answer.strip() for answer in golden_answers):
+        raise DataError(
+            f"row {row_id}: golden_answers={golden_answers!r}; give a list of one or more non-blank strings"
+        )
+    return Row(
+        data_source=data_source,
+        prompt=[{"role": "user", "content": question}],
+        ability="qa",
+        reward_model={"style": "rule", "ground_truth": list(golden_answers)},
+        extra_info={"id": row_id, "split": split, "index": index, "question": question},
+    )
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Write rows with a fixed schema; equal rows give equal columns whatever pyarrow would infer."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text = pa.string()
+    schema = pa.schema(
+        {
+            "data_source": text,
+            "prompt": pa.list_(pa.struct({"role": text, "content": text})),
+            "ability": text,
+            "reward_model": pa.struct({"style": text, "ground_truth": pa.list_(text)}),
+            "extra_info": pa.struct({"id": text, "split": text, "index": pa.int64(), "question": text}),
+        }
+    )
+    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), path)
