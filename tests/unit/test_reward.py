@@ -86,12 +86,14 @@ def test_table_of_differences_in_the_docs_is_the_one_tested() -> None:
         ("<search> q </search> <result>\na <think> in a page\n</result>" + answer(), None, 0.0),
         ("<think></think><answer>\\boxed{Rome} \\boxed Torvale$ x</answer>", None, 1.0),
         ("<think></think><answer>\\boxed{Torvale} \\boxedfoo{x}</answer>", None, 0.0),
+        ("<think></think><answer>\\boxed Torvale$ </answer>", None, 0.0),
     ],
     ids=[
         "right", "half_right", "wrong", "truncated", "out_of_searches", "newline_after_end_token", "no_think",
         "no_search", "text_outside", "answer_before_think", "two_answers", "search_without_result", "stray_close",
         "two_opens", "result_inside_search", "no_box", "unbalanced_box", "wrapped_box", "empty_box", "last_box",
         "think_in_page", "boxed_and_space", "last_boxed_unreadable",
+        "boxed_and_space_alone",
     ],
 )  # fmt: skip
 def test_released_rules(response: str, extra_info: dict[str, Any] | None, expected: float) -> None:
@@ -162,6 +164,16 @@ def test_answer_in_a_result_is_no_answer() -> None:
     text = f"<think> a </think><search> q </search>{RESEARCH.wrap(answer())}"
     result = score(text)
     assert (result["score"], result["answered"], result["pred"], result["f1"]) == (0.0, 0.0, "", 0.0)
+
+
+def test_result_after_an_unclosed_search_breaks_the_format() -> None:
+    segments = [["<search> q </search> <search> r", True], [OBSERVATION, False], [answer("Rome"), True]]
+    assert score("", extra_info={"segments": segments})["reason"] == "format: an unclosed search"
+
+
+def test_released_rules_name_answer_tags_in_the_wrong_order() -> None:
+    result = score("<think></think></answer>\\boxed{Torvale}<answer>", rules="released")
+    assert (result["score"], result["reason"]) == (0.0, "format: answer tags in the wrong order")
 
 
 def test_own_result_is_the_policys_writing_with_segments() -> None:
