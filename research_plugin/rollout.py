@@ -99,7 +99,8 @@ class Rollout:
         kept = list(ids[: self.remaining])
         self.response_ids += kept
         self.response_mask += [1] * len(kept)
-        self.has_log_probs = self.has_log_probs and log_probs is not None
+        # A turn without tokens has no log-probabilities to miss.
+        self.has_log_probs = self.has_log_probs and (log_probs is not None or not kept)
         self.log_probs += [0.0] * len(kept) if log_probs is None else list(log_probs[: len(kept)])
         self.segments.append(Segment(text, by_policy=True))
 

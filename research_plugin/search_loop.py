@@ -19,11 +19,22 @@ from research_plugin.rollout import Rollout, StopReason, cut_at_end, cut_at_stop
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the engine returned for one turn."""
+    """What the engine returned for one turn.
+
+    Raises:
+        ValueError: token_ids and log_probs differ in length.
+    """
 
     token_ids: Sequence[int]
     log_probs: Sequence[float] | None = None
     aborted: bool = False
+
+    def __post_init__(self) -> None:
+        """Compare the lengths here: once the turn is cut they can agree by accident."""
+        if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
+            raise ValueError(
+                f"the engine returned {len(self.token_ids)} tokens but {len(self.log_probs)} log-probabilities"
+            )
 
 
 class Codec(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 class SearchAgentLoop(AgentLoopBase):
     """Think, search, read, answer in one assistant turn.
 
-    Settings: ``actor_rollout_ref.rollout.custom`` (`AgentConfig`). Dataset rows: the last user message of ``raw_prompt``
-    is the question; ``reward_model.ground_truth`` is read for a metric only.
+    Settings: ``actor_rollout_ref.rollout.custom`` (`AgentConfig`). Dataset rows: the last user message of
+    ``raw_prompt`` is the question; ``reward_model.ground_truth`` is read for a metric only.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,8 +45,9 @@ class SearchAgentLoop(AgentLoopBase):
 
         Returns:
             The rollout; or an empty list for one that must not be trained on: a search that failed, an aborted request,
-            a prompt that does not fit. veRL then leaves it out of the batch, so that it takes no part in its group's
-            mean and spread either, and pads the batch itself (trainer/ppo/padding_utils.py).
+            a prompt that does not fit or leaves the policy no room for a single token. veRL then leaves it out of the
+            batch, so that it takes no part in its group's mean and spread either, and pads the batch itself
+            (trainer/ppo/padding_utils.py).
         """
         # 1. the prompt
         question = _question(kwargs["raw_prompt"])
@@ -93,24 +95,26 @@ class SearchAgentLoop(AgentLoopBase):
         if episode.rollout.stop_reason is None or episode.rollout.stop_reason.is_fault:
             logger.error("left out of training: %s (%s)", episode.rollout.stop_reason, episode.error)
             return []
+        if not episode.rollout.generated_tokens:
+            # veRL can hold neither an empty response nor one without a weight version (trainer_base.py,
+            # _compute_metrics), and its token mean is 0/0 for a batch without policy tokens.
+            logger.warning("left out: no room for a single token after a prompt of %d tokens", len(prompt_ids))
+            return []
         return self._output(episode, engine, kwargs)
 
     def _output(self, episode: Episode, engine: _Engine, row: dict[str, Any]) -> AgentLoopOutput:
         rollout = episode.rollout
-        ids, mask, log_probs = rollout.response_ids, rollout.response_mask, rollout.log_probs
-        if not ids:
-            # veRL cannot hold an empty response; one end token that nobody trains on stands for it.
-            ids, mask, log_probs = [min(self.codec.end_ids)], [0], [0.0]
-        if not self.settings.mask_observations:
-            mask = [1] * len(mask)
+        mask = rollout.response_mask if self.settings.mask_observations else [1] * len(rollout.response_mask)
         return AgentLoopOutput(
             prompt_ids=rollout.prompt_ids,
-            response_ids=ids,
+            response_ids=rollout.response_ids,
             response_mask=mask,
-            response_logprobs=log_probs if rollout.has_log_probs else None,
+            response_logprobs=rollout.log_probs if rollout.has_log_probs else None,
             num_turns=episode.turns,
             metrics=AgentLoopMetrics(
-                tool_calls=sum(search.seconds for search in episode.searches), num_preempted=engine.num_preempted
+                generate_sequences=engine.seconds,
+                tool_calls=sum(search.seconds for search in episode.searches),
+                num_preempted=engine.num_preempted,
             ),
             extra_fields={
                 **engine.extra_fields,
@@ -134,9 +138,11 @@ class _Engine:
         self.sampling_params = {**sampling_params, "stop": list(stop), "stop_token_ids": sorted(codec.end_ids)}
         self.extra_fields: dict[str, Any] = {}
         self.num_preempted = -1
+        self.seconds = 0.0
 
     async def generate(self, context_ids: list[int], max_tokens: int) -> Generation:
         """Sample one turn of at most ``max_tokens`` tokens."""
+        started = time.monotonic()
         try:
             # A fresh dict each turn: vllm_async_server.generate pops keys from the one it gets.
             output = await self.server.generate(
@@ -151,8 +157,12 @@ class _Engine:
                 raise
             logger.warning("the engine had no room for another turn: %s", error)
             return Generation([], [])
+        self.seconds += time.monotonic() - started
         self._merge(output)
-        return Generation(output.token_ids, output.log_probs, aborted=output.stop_reason == "aborted")
+        # veRL's resuming client (llm_server.py, FullyAsyncLLMServerClient) gives [] where log-probs were not asked for;
+        # vLLM's server says "aborted", SGLang's "abort".
+        aborted = output.stop_reason in ("aborted", "abort")
+        return Generation(output.token_ids, output.log_probs or None, aborted=aborted)
 
     def _merge(self, output: Any) -> None:
         """Keep the oldest and the newest weight version that wrote a turn (veRL's staleness control reads both)."""
