@@ -143,6 +143,7 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
     concatenate to ``text``.
     """
     segments: list[Segment] = []
+    lead = dialect.result_prefix[: -len(dialect.result_prefix.lstrip())]
     done = 0  # all before this index is in `segments`
     scan = 0
     while (close := text.find(dialect.search_close, scan)) >= 0:
@@ -157,8 +158,8 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
         end = text.find(dialect.result_close, start)
         end = len(text) if end < 0 else end + len(dialect.result_close)
         # The white space before the tag is the environment's only where it is the dialect's own prefix.
-        lead = len(dialect.result_prefix) - len(dialect.result_prefix.lstrip())
-        start = max(after_search, start - lead)
+        if text.endswith(lead, after_search, start):
+            start -= len(lead)
         segments.append(Segment(text[done:start], True))
         segments.append(Segment(text[start:end], False))
         done = scan = end
