@@ -1,7 +1,7 @@
 """What can be known about a composed config before any process starts: each check returns plain-language problems.
 
-Reads a nested mapping (OmegaConf's or a dict); imports neither veRL nor torch. The preflight of every recipe runs all of
-them and the retriever probe; `doctor` will show the same list.
+Reads a nested mapping (OmegaConf's or a dict); imports neither veRL nor torch. The preflight of every recipe runs all
+of them and the retriever probe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _data_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 yield f"data.{key}={path} does not exist; set data.{key} to your parquet file"
     same = set(files["train_files"]) & set(files["val_files"])
     if same:
-        yield f"data.train_files and data.val_files both hold {', '.join(sorted(same))}: validation would measure memory"
+        shared = ", ".join(sorted(same))
+        yield f"data.train_files and data.val_files both hold {shared}: validation would measure memory"
 
 
 def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -71,14 +72,24 @@ def _size_problems(config: Mapping[str, Any]) -> Iterator[str]:
         ):
             if value is not None and value < length:
                 yield f"actor_rollout_ref.{key}={value} is below one full sequence of {length} tokens"
+    counts = {
+        "actor_rollout_ref.actor.ppo_mini_batch_size": actor["ppo_mini_batch_size"],
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout["tensor_model_parallel_size"],
+        "trainer.nnodes": trainer["nnodes"],
+        "trainer.n_gpus_per_node": trainer["n_gpus_per_node"],
+    }
+    too_small = [key for key, value in counts.items() if value < 1]
+    yield from (f"{key}={counts[key]}; it must be 1 or more (on a CPU, too)" for key in too_small)
+    if too_small:
+        return  # what follows divides by them
     batch, mini, n = data["train_batch_size"], actor["ppo_mini_batch_size"], rollout["n"]
     if batch % mini:
         yield f"data.train_batch_size={batch} is no multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
     gpus = trainer["nnodes"] * trainer["n_gpus_per_node"]
     if (mini * n) % gpus and str(actor.get("strategy", "")).startswith("fsdp"):
         yield (
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} x actor_rollout_ref.rollout.n={n} = {mini * n} rollouts "
-            f"do not divide over {gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node)"
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} x actor_rollout_ref.rollout.n={n} = {mini * n} "
+            f"rollouts do not divide over {gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node)"
         )
     tensor_parallel = rollout["tensor_model_parallel_size"]
     if gpus % tensor_parallel:
@@ -107,12 +118,13 @@ def _agent_problems(config: Mapping[str, Any]) -> Iterator[str]:
         # SearchConfig names its keys from "search." on: it does not know where a recipe keeps it.
         yield f"{CUSTOM_KEY}.{text}" if text.startswith("search.") else text
         return
-    if config["trainer"]["nnodes"] > 1:
+    nodes = config["trainer"]["nnodes"]
+    if nodes > 1:
         for url in settings.search.endpoints:
             if is_loopback(url):
                 yield (
-                    f"{CUSTOM_KEY}.search.url={url} is this machine only, but trainer.nnodes={config['trainer']['nnodes']}: "
-                    "workers on other nodes cannot reach it; give the host's address"
+                    f"{CUSTOM_KEY}.search.url={url} is this machine only, but trainer.nnodes={nodes}: workers on other "
+                    "nodes cannot reach it; give the host's address"
                 )
     token = settings.search.token_env
     if token and not os.environ.get(token):

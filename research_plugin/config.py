@@ -74,6 +74,8 @@ def build_config(cls: type[T], values: Mapping[str, Any] | None, where: str = CU
     Raises:
         ConfigError: an unknown key or a value of the wrong type, with the full key and what is allowed.
     """
+    if values is not None and not isinstance(values, Mapping):
+        raise ConfigError(f"{where}={values!r} is a {type(values).__name__}; a mapping of settings is allowed")
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}

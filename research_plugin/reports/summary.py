@@ -25,12 +25,13 @@ def read_metrics(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if not path.is_file():
         raise DataError(f"{path} does not exist: the run logged nothing there (trainer.logger must contain 'file')")
     rows: list[tuple[int, dict[str, Any]]] = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Bytes: a kill can cut the last line inside a character.
+    lines = path.read_bytes().rstrip().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            rows.append((int(row["step"]), row["data"]))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            rows.append((int(row["step"]), dict(row["data"])))
+        except (ValueError, KeyError, TypeError) as error:
             if number < len(lines):
                 raise DataError(f"{path}:{number} is not a line of veRL's file logger: {error}") from error
     return rows
@@ -41,7 +42,8 @@ def validation_metrics(data: dict[str, Any]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for key, value in data.items():
         match = _KEY.match(key)
-        if match and match["name"] in METRICS:
+        # orjson, which veRL's logger uses, writes nan as null.
+        if match and match["name"] in METRICS and value is not None:
             values.setdefault(match["name"], []).append(float(value))
     return {name: sum(values[name]) / len(values[name]) for name in METRICS if name in values}
 
