@@ -24,6 +24,9 @@ SHORT = Dialect(
 """One character a tag, so that a mask can be written under its text."""
 
 
+END_TEXTS = {1: "$", 2: "&"}
+
+
 class CharTokenizer:
     """A `Codec` whose ids are code points, "$" and "&" (as ids 1 and 2) end a turn.
 
@@ -32,10 +35,9 @@ class CharTokenizer:
     """
 
     END, OTHER_END = 1, 2
-    _END_TEXTS = {END: "$", OTHER_END: "&"}
 
     def __init__(self, pieces: Sequence[str] = ()) -> None:
-        self.end_ids = frozenset(self._END_TEXTS)
+        self.end_ids = frozenset(END_TEXTS)
         self.pieces = {2_000_000 + index: piece for index, piece in enumerate(pieces)}
 
     def encode(self, text: str) -> list[int]:
@@ -50,11 +52,11 @@ class CharTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Join the tokens' texts."""
-        return "".join(self._END_TEXTS.get(token) or self.pieces.get(token) or chr(token) for token in ids)
+        return "".join(END_TEXTS.get(token) or self.pieces.get(token) or chr(token) for token in ids)
 
     def sample(self, text: str) -> list[int]:
         """The ids an engine samples for ``text``: one a character, and "$" and "&" are the end tokens."""
-        ends = {text: token for token, text in self._END_TEXTS.items()}
+        ends = {text: token for token, text in END_TEXTS.items()}
         return [ends.get(char, ord(char)) for char in text]
 
 

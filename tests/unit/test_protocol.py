@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import example, given, settings
@@ -133,7 +134,10 @@ def test_10000_character_query_is_not_cut_here() -> None:
             "<search> q </search><result>d</result>x",
             [("policy", "<search> q </search>"), ("env", "<result>d</result>"), ("policy", "x")],
         ),
-        ("<think> a </think> <result> made up </result>", [("policy", "<think> a </think> <result> made up </result>")]),
+        (
+            "<think> a </think> <result> made up </result>",
+            [("policy", "<think> a </think> <result> made up </result>")],
+        ),
         (
             "</search> <result> nothing was opened </result>",
             [("policy", "</search> <result> nothing was opened </result>")],
@@ -185,7 +189,7 @@ PARTS = ["<search>", "</search>", "<result>", "</result>", " <result>\n", "\n</r
 def test_parse_response_segments_concatenate_and_alternate(text: str) -> None:
     segments = parse_response(text)
     assert "".join(segment.text for segment in segments) == text
-    assert all(first.by_policy != second.by_policy for first, second in zip(segments, segments[1:], strict=False))
+    assert all(first.by_policy != second.by_policy for first, second in itertools.pairwise(segments))
     assert all(segment.text.strip().startswith("<result>") for segment in segments if not segment.by_policy)
 
 
@@ -202,7 +206,17 @@ def test_parse_response_segments_concatenate_and_alternate(text: str) -> None:
         "<search>" + "</search> <result>" * 55_000,
         "<" * 1_000_000,
     ],
-    ids=["open", "close", "pairs", "white-space", "close-and-white-space", "unclosed-results", "whole", "one-open", "lt"],
+    ids=[
+        "open",
+        "close",
+        "pairs",
+        "white-space",
+        "close-and-white-space",
+        "unclosed-results",
+        "whole",
+        "one-open",
+        "lt",
+    ],
 )
 def test_parse_response_of_a_megabyte_returns(text: str) -> None:
     # Quadratic code needs hours for these; linear code milliseconds.

@@ -51,7 +51,7 @@ def written(rollout: Rollout, codec: CharTokenizer = CODEC) -> list[str]:
 
 
 async def test_two_searches_and_an_answer() -> None:
-    episode, generator, retriever = await play(["a[q]", "b[r]", "c$"])
+    episode, _, retriever = await play(["a[q]", "b[r]", "c$"])
     rollout = episode.rollout
     assert written(rollout) == [
         "a[q](D;)b[r](E;F;)c$",

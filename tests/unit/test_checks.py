@@ -1,0 +1,164 @@
+"""What is wrong with a composed config: one change at a time to a good one, and the sentence it must bring."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from research_plugin.checks import config_problems
+
+CUSTOM = "actor_rollout_ref.rollout.custom"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, Any]:
+    """A config without a problem: 2 GPUs, 4 rollouts each of 8 questions."""
+    for name in ("train.parquet", "val.parquet"):
+        (tmp_path / name).touch()
+    (tmp_path / "model").mkdir()
+    return {
+        "data": {
+            "train_files": str(tmp_path / "train.parquet"),
+            "val_files": [str(tmp_path / "val.parquet")],
+            "max_prompt_length": 100,
+            "max_response_length": 400,
+            "train_batch_size": 8,
+        },
+        "actor_rollout_ref": {
+            "model": {"path": str(tmp_path / "model")},
+            "actor": {
+                "strategy": "fsdp",
+                "ppo_mini_batch_size": 8,
+                "use_dynamic_bsz": True,
+                "ppo_max_token_len_per_gpu": 500,
+            },
+            "rollout": {
+                "n": 4,
+                "max_model_len": 500,
+                "log_prob_max_token_len_per_gpu": 500,
+                "tensor_model_parallel_size": 1,
+                "custom": {"search": {"url": "http://127.0.0.1:8000"}},
+            },
+        },
+        "trainer": {"nnodes": 1, "n_gpus_per_node": 2, "device": "cuda"},
+    }
+
+
+def changed(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of ``config`` with one dotted key set."""
+    config = copy.deepcopy(config)
+    *path, last = key.split(".")
+    node = config
+    for name in path:
+        node = node[name]
+    node[last] = value
+    return config
+
+
+def test_a_good_config_has_no_problem(good: dict[str, Any]) -> None:
+    assert config_problems(good, visible_gpus=2) == []
+    assert config_problems(good) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("data.train_files", None, "data.train_files is not set"),
+        ("data.val_files", [], "data.val_files is not set"),
+        ("data.train_files", "/gone/a.parquet", "data.train_files=/gone/a.parquet does not exist"),
+        ("data.val_files", ["/gone/a.parquet"], "data.val_files=/gone/a.parquet does not exist"),
+        ("actor_rollout_ref.model.path", "/gone/model", "actor_rollout_ref.model.path=/gone/model is no folder"),
+        ("actor_rollout_ref.model.path", "~/gone/model", "actor_rollout_ref.model.path=~/gone/model is no folder"),
+        ("actor_rollout_ref.rollout.max_model_len", 499, "max_response_length = 500 exceeds "),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 499, "is below one full sequence of 500 tokens"),
+        ("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", 9, "is below one full sequence of 500 tokens"),
+        ("data.train_batch_size", 7, "data.train_batch_size=7 is no multiple of "),
+        ("trainer.n_gpus_per_node", 3, "ppo_mini_batch_size=8 x actor_rollout_ref.rollout.n=4 = 32 rollouts do not"),
+        (
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            4,
+            "tensor_model_parallel_size=4 does not divide 2 GPUs",
+        ),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 0, "tensor_model_parallel_size=0; it must be 1"),
+        ("trainer.n_gpus_per_node", 0, "trainer.n_gpus_per_node=0; it must be 1 or more"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 0, "ppo_mini_batch_size=0; it must be 1 or more"),
+        (f"{CUSTOM}.max_search", 3, f"unknown key {CUSTOM}.max_search; allowed: mask_observations,"),
+        (f"{CUSTOM}.search", {}, f"{CUSTOM}.search.url: not set"),
+        (f"{CUSTOM}.search.url", "http://<host>:8000", f"{CUSTOM}.search.url: 'http://<host>:8000' is a placeholder"),
+        (CUSTOM, "research", f"{CUSTOM}='research' is a str; a mapping of settings is allowed"),
+        (CUSTOM, None, f"{CUSTOM}.search.url: not set"),
+        (f"{CUSTOM}.prompt", {"file": "/gone/p.txt"}, "cannot read the prompt file /gone/p.txt"),
+        (f"{CUSTOM}.search.token_env", "NO_SUCH_TOKEN", f"{CUSTOM}.search.token_env=NO_SUCH_TOKEN, but that"),
+    ],
+)
+def test_one_fault_brings_one_sentence(good: dict[str, Any], key: str, value: Any, expected: str) -> None:
+    problems = config_problems(changed(good, key, value))
+    assert len(problems) == 1
+    assert expected in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.train_files", "hdfs://cluster/a.parquet"),
+        ("actor_rollout_ref.model.path", "Qwen/Qwen2.5-7B"),
+        ("actor_rollout_ref.model.path", "hdfs://cluster/model"),
+        ("actor_rollout_ref.rollout.max_model_len", None),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", None),
+        ("actor_rollout_ref.actor.strategy", "megatron"),
+    ],
+)
+def test_values_that_cannot_or_need_not_be_checked_pass(good: dict[str, Any], key: str, value: Any) -> None:
+    config = changed(good, key, value)
+    if value == "megatron":
+        config["trainer"]["n_gpus_per_node"] = 3
+    assert config_problems(config) == []
+
+
+def test_token_limits_count_only_with_dynamic_batches(good: dict[str, Any]) -> None:
+    config = changed(good, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 10)
+    config["actor_rollout_ref"]["actor"]["use_dynamic_bsz"] = False
+    assert config_problems(config) == []
+
+
+def test_the_same_file_for_training_and_validation(good: dict[str, Any]) -> None:
+    # Case 43.
+    path = good["data"]["train_files"]
+    problems = config_problems(changed(good, "data.val_files", [path]))
+    assert problems == [f"data.train_files and data.val_files both hold {path}: validation would measure memory"]
+
+
+def test_loopback_retriever_on_several_nodes(good: dict[str, Any]) -> None:
+    # Case 43.
+    config = changed(good, "trainer.nnodes", 2)
+    problems = config_problems(config)
+    assert len(problems) == 1
+    assert f"{CUSTOM}.search.url=http://127.0.0.1:8000 is this machine only, but trainer.nnodes=2" in problems[0]
+    assert config_problems(changed(config, f"{CUSTOM}.search.url", "http://10.0.0.7:8000")) == []
+
+
+def test_token_is_read_from_the_environment_and_never_shown(
+    good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Case 43.
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    assert config_problems(changed(good, f"{CUSTOM}.search.token_env", "MY_TOKEN")) == []
+    assert "s3cret" not in str(config_problems(changed(good, f"{CUSTOM}.search", {"token_env": "MY_TOKEN"})))
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "count"), [(0, "cuda", 1), (1, "cuda", 1), (2, "cuda", 0), (0, "cpu", 0), (None, "cuda", 0)]
+)
+def test_gpus_of_this_machine(good: dict[str, Any], visible: int | None, device: str, count: int) -> None:
+    problems = config_problems(changed(good, "trainer.device", device), visible_gpus=visible)
+    assert len(problems) == count
+    assert all("trainer.n_gpus_per_node=2 asks for more" in problem for problem in problems)
+
+
+def test_all_problems_come_at_once(good: dict[str, Any]) -> None:
+    config = changed(changed(good, "data.train_files", None), "data.train_batch_size", 7)
+    config = changed(changed(config, "actor_rollout_ref.model.path", "/gone"), CUSTOM, {})
+    assert len(config_problems(config, visible_gpus=0)) == 5
