@@ -8,10 +8,10 @@ from research_plugin.search_loop import Episode
 
 
 def rollout_metrics(episode: Episode, golden_answers: Sequence[str] = ()) -> dict[str, float]:
-    """Return the per-rollout numbers, always the same keys (DESIGN of the records: docs/architecture.md).
+    """Return the per-rollout numbers, always the same keys.
 
-    ``golden_in_results`` is 1.0 when a gold answer stands, ignoring case, in a passage that came back: retrieval recall.
-    ``search_seconds`` is the sum over the rollout's searches; token counts are after truncation.
+    ``golden_in_results`` is 1.0 when a gold answer stands, ignoring case, in a passage that came back (retrieval
+    recall). ``search_seconds`` is the sum over the rollout's searches; token counts are after truncation.
     """
     rollout = episode.rollout
     passages = [document.contents.lower() for search in episode.searches for document in search.documents]
@@ -24,5 +24,5 @@ def rollout_metrics(episode: Episode, golden_answers: Sequence[str] = ()) -> dic
         "generated_tokens": float(rollout.generated_tokens),
         "retrieved_tokens": float(rollout.retrieved_tokens),
         "golden_in_results": float(found),
-        "search_seconds": sum(search.seconds for search in episode.searches),
+        "search_seconds": sum((search.seconds for search in episode.searches), 0.0),
     }

@@ -40,8 +40,9 @@ class Generation:
 class Codec(Protocol):
     """The two directions of a tokenizer that the loop needs."""
 
-    end_ids: Collection[int]
-    """Every token that ends the policy's turn (tokenizer eos and the model's generation_config list)."""
+    @property
+    def end_ids(self) -> Collection[int]:
+        """Every token that ends the policy's turn (tokenizer eos and the model's generation_config list)."""
 
     def encode(self, text: str) -> list[int]:
         """Encode text on its own, adding no token and reading special-token strings as plain text."""
