@@ -92,8 +92,9 @@ class SearchAgentLoop(AgentLoopBase):
         )
 
         # 3. what veRL gets
-        if episode.rollout.stop_reason is None or episode.rollout.stop_reason.is_fault:
-            logger.error("left out of training: %s (%s)", episode.rollout.stop_reason, episode.error)
+        reason = episode.rollout.stop_reason
+        if reason is None or reason.is_fault:
+            logger.error("left out of training: %s (%s)", reason and reason.value, episode.error)
             return []
         if not episode.rollout.generated_tokens:
             # veRL can hold neither an empty response nor one without a weight version (trainer_base.py,
