@@ -110,12 +110,12 @@ def _train(model: Any, tokenizer: Any, world: World, settings: WarmStart, files:
 def _judge(model: Any, tokenizer: Any, world: World, seed: int) -> Scores:
     from tqdm import tqdm
 
-    from research_plugin.data.tiny_bm25 import TinyBM25
     from research_plugin.data.tiny_eval import evaluate
+    from research_plugin.data.tiny_traces import bm25_search
 
     questions = validation_questions(world, seed)
     with tqdm(total=len(questions), desc="held-out questions", unit="q") as bar:
-        return evaluate(model, tokenizer, questions, TinyBM25(world.corpus).search, on_done=bar.update)
+        return evaluate(model, tokenizer, questions, bm25_search(world.corpus), on_done=bar.update)
 
 
 def _print_scores(scores: Scores) -> None:

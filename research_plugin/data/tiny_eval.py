@@ -1,47 +1,45 @@
 """Greedy or sampled rollouts of a tiny model in this process, to judge a warm start without a training stack.
 
-Turns follow the rollout of the research dialect; the score is the paper's rule for one-word answers, where F1 is
-0 or 1. Training and its validation use the agent loop and ``research_plugin.rewards`` instead.
+Turns, observations and scores are those of the research dialect; only generation is plain transformers.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from research_plugin.data.tiny_model import prompt_ids
 from research_plugin.data.tiny_tokenizer import TURN_END, encode_text
-from research_plugin.data.tiny_traces import Search, observation
+from research_plugin.data.tiny_traces import Search
 from research_plugin.data.tiny_world import Question
+from research_plugin.protocol import RESEARCH, Segment, parse_query
+from research_plugin.rewards import compute_score
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 RESPONSE_LENGTH = 384
-_ANSWER = re.compile(r"<answer>([^<]*)</answer>" + re.escape(TURN_END) + r"\Z")
-_BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Means over questions; ``reward`` is EM where it is right, else 0.1 for a right format."""
+    """Means over questions; ``response_length`` counts tokens, observations included."""
 
     reward: float
+    f1: float
     em: float
     format_ok: float
-    searches: float
+    num_searches: float
     response_length: float
 
 
 @dataclass(slots=True)
 class _Rollout:
     prompt: list[int]
-    response: list[int]
-    written: str = ""
-    searches: int = 0
-    done: bool = False
+    response: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    stop_reason: str = ""
 
 
 def evaluate(
@@ -52,54 +50,46 @@ def evaluate(
     *,
     temperature: float = 0.0,
     response_length: int = RESPONSE_LENGTH,
-    on_done: Callable[[int], None] = lambda count: None,
+    on_done: Callable[[int], object] = lambda count: None,
 ) -> Scores:
     """Answer every question, ``response_length`` tokens each (observations count), and average the scores.
 
     ``on_done`` gets the number of rollouts that ended in a turn.
     """
-    rollouts = [_Rollout(prompt_ids(tokenizer, question.text), []) for question in questions]
-    while active := [r for r in rollouts if not r.done]:
+    rollouts = [_Rollout(prompt_ids(tokenizer, question.text)) for question in questions]
+    while active := [r for r in rollouts if not r.stop_reason]:
         room = max(response_length - len(r.response) for r in active)
         for rollout, new in zip(active, _generate(model, tokenizer, active, room, temperature), strict=True):
             _take(rollout, new[: response_length - len(rollout.response)], tokenizer, search, response_length)
-        on_done(sum(r.done for r in active))
-    rows = [score(r.written, question.golden_answers) for r, question in zip(rollouts, questions, strict=True)]
-    count = len(rollouts)
-    return Scores(
-        reward=sum(1.0 if em else 0.1 * ok for em, ok in rows) / count,
-        em=sum(em for em, _ in rows) / count,
-        format_ok=sum(ok for _, ok in rows) / count,
-        searches=sum(r.searches for r in rollouts) / count,
-        response_length=sum(len(r.response) for r in rollouts) / count,
-    )
+        on_done(sum(bool(r.stop_reason) for r in active))
+    rows = [
+        compute_score("tiny_world", "", q.golden_answers, {"segments": r.segments, "stop_reason": r.stop_reason})
+        for r, q in zip(rollouts, questions, strict=True)
+    ]
 
+    def mean(key: str) -> float:
+        return sum(float(row[key]) for row in rows) / len(rows)
 
-def score(written: str, golden_answers: Sequence[str]) -> tuple[bool, bool]:
-    """Exact match and format of what the policy wrote (observations left out)."""
-    found = _ANSWER.search(written)
-    boxes = _BOX.findall(found.group(1)) if found else []
-    thoughts = written.count("<think>")
-    format_ok = (
-        bool(boxes)
-        and thoughts > 0
-        and thoughts == written.count("</think>")
-        and written.count("<search>") == written.count("</search>")
-        and written.count("<answer>") == written.count("</answer>") == 1
-    )
-    return bool(boxes) and boxes[-1].strip() in golden_answers, format_ok
+    length = sum(len(r.response) for r in rollouts) / len(rollouts)
+    return Scores(mean("score"), mean("f1"), mean("em"), mean("format_ok"), mean("num_searches"), length)
 
 
 def _take(r: _Rollout, new: list[int], tokenizer: Qwen2Tokenizer, search: Search, response_length: int) -> None:
+    """Append a generated segment and, after a search, its observation; set the stop reason when the rollout ended."""
     text = str(tokenizer.decode(new))
     r.response += new
-    r.written += text
-    r.done = True
-    if text.endswith("</search>") and "<search>" in text:
-        r.searches += 1
-        query = text.removesuffix("</search>").rpartition("<search>")[2].strip()
-        r.response = (r.response + encode_text(tokenizer, observation(search(query))))[:response_length]
-        r.done = len(r.response) >= response_length
+    r.segments.append(Segment(text, True))
+    query = parse_query(text)
+    if text.endswith(TURN_END):
+        r.stop_reason = "answered"
+    elif query is not None:
+        observation = (
+            RESEARCH.format_observation(search(query)) if query else RESEARCH.wrap(RESEARCH.empty_query_notice)
+        )
+        r.segments.append(Segment(observation, False))
+        r.response = (r.response + encode_text(tokenizer, observation))[:response_length]
+    if not r.stop_reason and len(r.response) >= response_length:
+        r.stop_reason = "max_length"
 
 
 def _generate(

@@ -11,16 +11,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from research_plugin.data.tiny_bm25 import TinyBM25
 from research_plugin.data.tiny_tokenizer import MAX_POSITIONS, PAD, TURN_END, VOCAB_SIZE, encode_text
-from research_plugin.data.tiny_traces import Faults, Segment, write_trace
+from research_plugin.data.tiny_traces import Faults, bm25_search, write_trace
 from research_plugin.data.tiny_world import TRAIN, Question, World, ask, chains
+from research_plugin.protocol import Segment
 
 if TYPE_CHECKING:
     import torch
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 IGNORED = -100
+SAVE_EVERY = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,6 @@ class WarmStart:
     muon_lr: float = 0.02
     adamw_lr: float = 3e-3
     final_lr_share: float = 0.1
-    save_every: int = 50
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
 
@@ -100,20 +100,28 @@ class TraceBatches:
     def __init__(self, world: World, tokenizer: Qwen2Tokenizer, settings: WarmStart) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
-        self._search = TinyBM25(world.corpus).search
+        self._search = bm25_search(world.corpus)
         self._questions: dict[int, list[Question]] = {
             hops: [ask(chain) for chain in chains(world, TRAIN, hops)] for hops in set(settings.hops) | {1}
         }
         self._names = [entity.name for entity in world.entities if entity.split == TRAIN]
 
-    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Right-padded ids and labels of one step, each (batch_size, longest)."""
+    def at(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """One step's batch in two halves, short and long rows apart: padded ids and labels, (rows, longest) each."""
         rng = random.Random(f"warm-start-{self._settings.seed}-{step}")
         rows = [self._row(rng, step < self._settings.easy_steps) for _ in range(self._settings.batch_size)]
-        longest = max(len(ids) for ids, _ in rows)
+        rows.sort(key=lambda row: len(row[0]))
+        middle = (len(rows) + 1) // 2
+        return [self._pad(half) for half in (rows[:middle], rows[middle:]) if half]
+
+    def _pad(self, rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        longest = len(rows[-1][0])
+        pad = int(cast("int", self._tokenizer.pad_token_id))
         return (
-            _padded([ids for ids, _ in rows], longest, self._tokenizer.pad_token_id or 0),
-            _padded([labels for _, labels in rows], longest, IGNORED),
+            torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids, _ in rows]),
+            torch.tensor([[*labels, *[IGNORED] * (longest - len(labels))] for _, labels in rows]),
         )
 
     def _row(self, rng: random.Random, easy: bool) -> tuple[list[int], list[int]]:
@@ -131,7 +139,7 @@ def train(
 ) -> None:
     """Run the warm start in place, from ``checkpoint`` when it belongs to the same settings.
 
-    Saves every ``save_every`` steps and after the last: an interrupt costs at most that much. ``on_step`` gets the
+    Saves every ``SAVE_EVERY`` steps and after the last: an interrupt costs at most that much. ``on_step`` gets the
     number of steps done and the loss of the step, or ``nan`` once after a resume.
     """
     import torch
@@ -145,18 +153,32 @@ def train(
         on_step(done, float("nan"))
     model.train()
     while done < settings.steps:
-        ids, labels = batches.at(done)
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        loss.backward()
+        loss = _backward(model, batches.at(done))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for part in steppers:
             part.step()
         model.zero_grad(set_to_none=True)
         done += 1
-        if done % settings.save_every == 0 or done == settings.steps:
+        if done % SAVE_EVERY == 0 or done == settings.steps:
             _save(checkpoint, settings, stateful, done)
-        on_step(done, float(loss.detach()))
+        on_step(done, loss)
     cast("Any", model).eval()
+
+
+def _backward(model: Qwen2ForCausalLM, halves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Add the gradient of the mean loss over all labelled tokens and return it; logits are made for those only."""
+    import torch
+
+    count = sum(int((labels[:, 1:] != IGNORED).sum()) for _, labels in halves)
+    total = 0.0
+    for ids, labels in halves:
+        learnt = labels[:, 1:] != IGNORED
+        states = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][learnt]
+        logits = model.lm_head(states)
+        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum") / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    return total
 
 
 def _optimizers(model: Qwen2ForCausalLM, settings: WarmStart) -> list[torch.optim.Optimizer]:
@@ -174,12 +196,6 @@ def _lr_share(step: int, settings: WarmStart) -> float:
     """Constant for the first half, then linear down to ``final_lr_share``."""
     left = (settings.steps - step) / max(1, settings.steps / 2)
     return max(settings.final_lr_share, min(1.0, left))
-
-
-def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> torch.Tensor:
-    import torch
-
-    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
 
 def _save(path: Path, settings: WarmStart, stateful: Sequence[Any], done: int) -> None:

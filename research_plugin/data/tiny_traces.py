@@ -9,40 +9,52 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from research_plugin.data.tiny_tokenizer import TURN_END
 from research_plugin.data.tiny_world import Fact, Question, search_query
 from research_plugin.document import Document
+from research_plugin.protocol import RESEARCH, Segment
 
 Search = Callable[[str], Sequence[Document]]
+TOPK = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of one transcript; only what the policy wrote is learnt."""
-
-    text: str
-    by_policy: bool
+# After these relations the searcher usually goes on, after all others it usually stops too early. An even rate
+# would leave the greedy rollout, which always takes the likelier branch, with no headroom or no successes at all.
+CAREFUL_AFTER = frozenset({"birthplace", "director", "author"})
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities of each fault. ``stop_early`` and ``vague`` are per hop, ``guess`` and ``bad_format`` per
-    transcript, ``give_up`` per fruitless search."""
+    """Probabilities of each fault.
 
-    stop_early: float = 0.45
+    ``stop_early`` (``stop_early_careful`` after the relations of ``CAREFUL_AFTER``) and ``vague`` are per hop,
+    ``guess`` and ``bad_format`` per transcript, ``give_up`` per fruitless search.
+    """
+
+    stop_early: float = 0.7
+    stop_early_careful: float = 0.15
     vague: float = 0.4
     guess: float = 0.1
     bad_format: float = 0.03
     give_up: float = 0.5
 
 
-NO_FAULTS = Faults(0.0, 0.0, 0.0, 0.0, 0.0)
+NO_FAULTS = Faults(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def observation(documents: Sequence[Document]) -> str:
-    """The text that follows a search, as ReSearch's released rollout writes it (vllm_rollout.py)."""
-    return " <result>\n" + "\n\n".join(doc.contents for doc in documents).strip() + "\n</result>"
+def bm25_search(corpus: Sequence[Document], topk: int = TOPK) -> Search:
+    """The retriever's own BM25 over ``corpus``; answers are kept, since the same few thousand queries come again."""
+    from research_plugin.retriever.bm25 import BM25Engine
+
+    engine = BM25Engine(corpus)
+
+    @cache
+    def search(query: str) -> Sequence[Document]:
+        return engine.search([query], topk)[0]
+
+    return search
 
 
 def write_trace(
@@ -69,7 +81,7 @@ def write_trace(
             thought = f"{known}I need the {fact.relation.name} of {fact.subject.name}."
             segments.append(Segment(f"{_think(thought, first=not segments)} <search> {query} </search>", True))
             documents = search(query)
-            segments.append(Segment(observation(documents), False))
+            segments.append(Segment(RESEARCH.format_observation(documents), False))
             if _shows(documents, fact):
                 break
             known = "I could not find it. "
@@ -77,7 +89,8 @@ def write_trace(
                 return _close(segments, known + "I will guess.", rng.choice(candidates), rng, faults)
         known = f"The {fact.relation.name} is {fact.object.name}. "
         last = hop == len(question.facts) - 1
-        if last or rng.random() < faults.stop_early:
+        careful = fact.relation.name in CAREFUL_AFTER
+        if last or rng.random() < (faults.stop_early_careful if careful else faults.stop_early):
             return _close(segments, known.strip(), fact.object.name, rng, faults)
     raise ValueError("write_trace: the question has no facts; a chain holds at least one")
 

@@ -105,11 +105,10 @@ def _questions(split: str, per_hops: dict[int, int]) -> list[Question]:
 def test_prompts_and_oracle_responses_fit_the_recipe(tokenizer) -> None:
     import random
 
-    from research_plugin.data.tiny_bm25 import TinyBM25
     from research_plugin.data.tiny_model import prompt_ids, trace_ids
-    from research_plugin.data.tiny_traces import NO_FAULTS, write_trace
+    from research_plugin.data.tiny_traces import NO_FAULTS, bm25_search, write_trace
 
-    search = TinyBM25(make_world(0).corpus).search
+    search = bm25_search(make_world(0).corpus)
     for question in _questions(HELD_OUT, {2: 300, 3: 500}):
         prompt = prompt_ids(tokenizer, question.text)
         segments = write_trace(question, search, random.Random(0), NO_FAULTS, ["x"])
@@ -121,7 +120,7 @@ def test_prompts_and_oracle_responses_fit_the_recipe(tokenizer) -> None:
 
 def test_trace_ids_learn_what_the_policy_wrote_and_nothing_else(tokenizer) -> None:
     from research_plugin.data.tiny_model import trace_ids
-    from research_plugin.data.tiny_traces import Segment
+    from research_plugin.protocol import Segment
 
     segments = [
         Segment("<think> I need the star of Balvak. </think> <search> star of Balvak </search>", True),
@@ -188,7 +187,7 @@ def test_shipped_model_has_the_promised_headroom(shipped: TinyFiles) -> None:
     assert 0.2 <= scores["reward"] <= 0.33
     assert scores["em"] > 0.08
     assert scores["format_ok"] > 0.9
-    assert 1.2 <= scores["searches"] <= 1.7
+    assert 1.2 <= scores["num_searches"] <= 1.7
 
 
 def test_tiny_dir_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -213,11 +212,11 @@ def _run(out: Path, *options: str) -> None:
 
 def test_build_interrupted_goes_on_and_ends_in_the_same_weights(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    _run(whole, "--steps", "60")
+    _run(whole, "--steps", "30")
     assert TinyFiles(whole).missing() == []
     assert not (whole / "warm_start.ckpt").exists()
 
-    process = subprocess.Popen(_command(cut, "--steps", "60"), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(_command(cut, "--steps", "30"), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 150
     while not (cut / "warm_start.ckpt").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -227,7 +226,7 @@ def test_build_interrupted_goes_on_and_ends_in_the_same_weights(tmp_path: Path) 
     assert "goes on from" in errors
     assert not (TinyFiles(cut).model / "model.safetensors").exists()
 
-    _run(cut, "--steps", "60")
+    _run(cut, "--steps", "30")
     assert _weights(cut) == _weights(whole)
 
 
