@@ -196,8 +196,6 @@ class SearchClient:
             future = self._inflight.pop(query, None)
             if future is not None and not future.done():
                 future.set_exception(error)
-                # Read once here, or asyncio complains when every caller was cancelled.
-                future.exception()
 
 
 _shared: dict[asyncio.AbstractEventLoop, dict[str, SearchClient]] = {}

@@ -62,8 +62,9 @@ class SearchConfig:
     """Longest such pause; a server's Retry-After may ask for more, up to 60 s."""
     cooldown: float = 5.0
     """Seconds for which a replica that failed is skipped."""
-    max_concurrency: int = 64
-    """Requests in flight; further queries wait and then travel together."""
+    max_concurrency: int = 16
+    """Requests in flight; further queries wait and then travel together, so a higher number rarely helps (and httpcore
+    1.0 walks its whole pool for each idle connection at each request's end)."""
     batch_size: int = 256
     """Most queries in one request."""
     max_query_chars: int = 16384
