@@ -1,9 +1,9 @@
 """veRL entry point (group ``verl.plugins``): runs inside every ``import verl``, so it must stay tiny.
 
-Three jobs: put the recipes on Hydra's search path, OmegaConf resolvers that turn ``${research_plugin:agent_loops.yaml}``
-into an absolute path inside the installed package, and the CPU platform when ``VERL_PLATFORM=cpu`` asks for it. veRL
-finds everything else by name in the recipes. veRL 0.9.1 logs a plugin's exception at DEBUG and goes on
-(verl/__init__.py), hence the log call here.
+Three jobs: put the recipes on Hydra's search path, OmegaConf resolvers that turn
+``${research_plugin:agent_loops.yaml}`` into an absolute path inside the installed package, and the CPU platform when
+``VERL_PLATFORM=cpu`` asks for it. veRL finds everything else by name in the recipes. veRL 0.9.1 logs a plugin's
+exception at DEBUG and goes on (verl/__init__.py), hence the log call here.
 """
 
 from __future__ import annotations

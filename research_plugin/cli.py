@@ -1,0 +1,42 @@
+"""The ``research-plugin`` command. Each subcommand imports its own code when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from research_plugin import __version__
+from research_plugin.errors import ResearchPluginError
+
+# name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
+COMMANDS = {
+    "serve": ("research_plugin.retriever.command", "serve a corpus over HTTP (BM25)"),
+    "tiny": ("research_plugin.data.build_tiny", "rebuild the embedded tiny world, its tokenizer and its model"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="research-plugin", description="Search while reasoning, for stock veRL.")
+    parser.add_argument("--version", action="version", version=__version__)
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, (module, help_text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
+        if name == chosen:
+            importlib.import_module(module).add_arguments(subparser)
+    args = parser.parse_args(arguments)
+    try:
+        return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+    except ResearchPluginError as error:
+        print(f"research-plugin {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
