@@ -185,9 +185,7 @@ class Run:
 
 
 @pytest.fixture
-def start(
-    model_dirs: dict[str, Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Run]]:
+def start(model_dirs: dict[str, Path], corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Build veRL's worker class, below its Ray shell, over the composed recipe."""
     from verl.trainer.ppo.v1 import agent_loop_tq
 

@@ -1,6 +1,6 @@
-"""The mask on veRL's own loss: nothing under a retrieved token reaches a gradient, everything under a policy token does.
+"""The mask on veRL's own loss: nothing under a retrieved token reaches a gradient, all under a policy token does.
 
-The rollouts come from `run_search_loop`, the loss is veRL's `ppo_loss` with policy, KL and entropy terms all on, fed as
+The rollouts come from `run_search_loop`; the loss is veRL's `ppo_loss` with policy, KL and entropy terms all on, fed as
 veRL's FSDP engine feeds it (jagged tensors, log-prob of token t+1 at position t).
 """
 
@@ -23,6 +23,21 @@ from research_plugin.search_loop import Generation, Limits, run_search_loop  # n
 
 # The complete list of verl 0.9.1 (workers/config/actor.py, ActorConfig.__post_init__).
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+# All policy losses that verl 0.9.1 registers (trainer/ppo/core_algos.py).
+LOSSES = (
+    "vanilla",
+    "dppo_tv",
+    "dppo_kl",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "geo_mean",
+    "dro",
+    "cispo",
+    "bypass_mode",
+)
 FIELDS = ("advantages", "old_log_probs", "ref_log_prob", "rollout_is_weights")
 END = 256
 VOCABULARY = 257
@@ -131,7 +146,9 @@ def make_case(policy: Any, scripts: Sequence[Sequence[str]] = SCRIPTS) -> Case:
         return [v + scale * torch.randn(v.shape, generator=noise, dtype=torch.double) for v in values]
 
     with torch.no_grad():
-        log_probs = [forward(policy, p, r)[0][len(p) - 1 : -1] for p, r in zip(case.prompts, case.responses, strict=True)]
+        log_probs = [
+            forward(policy, p, r)[0][len(p) - 1 : -1] for p, r in zip(case.prompts, case.responses, strict=True)
+        ]
     case.values = {
         "old_log_probs": near(log_probs, 0.02),  # inside the clip range, so that every token has a gradient
         "ref_log_prob": near(log_probs, 0.2),
@@ -152,7 +169,7 @@ def forward(policy: Any, prompt: list[int], response: list[int]) -> tuple[Any, A
 
 
 def loss_and_gradients(
-    policy: Any, case: Case, mode: str, *, tamper: Any = None, batch_num_tokens: int | None = -1
+    policy: Any, case: Case, mode: str, *, tamper: Any = None, loss_mode: str = "vanilla", batch_num_tokens: int = -1
 ) -> tuple[Any, dict[str, Any]]:
     """One backward pass of veRL's ppo_loss.
 
@@ -161,7 +178,7 @@ def loss_and_gradients(
     """
     import torch
     from verl.utils import tensordict_utils as tu
-    from verl.workers.config import FSDPActorConfig
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
     def nested(rows: list[Any]) -> Any:
@@ -187,11 +204,13 @@ def loss_and_gradients(
         rollout_n=2,
         ppo_micro_batch_size_per_gpu=4,
         loss_agg_mode=mode,
+        policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.1),
         entropy_coeff=0.01,
         use_kl_loss=True,
         kl_loss_coef=0.1,
     )
     policy.zero_grad()
+    torch.manual_seed(3)  # clip_cov and kl_cov draw tokens
     loss, _ = ppo_loss(
         config, {"log_probs": nested([o[0] for o in outputs]), "entropy": nested([o[1] for o in outputs])}, data
     )
@@ -265,6 +284,28 @@ def test_gradient_follows_values_under_each_kind_of_policy_token(field: str, mod
         assert not same(gradients, changed), place
 
 
+def test_losses_are_all_that_verl_has() -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    assert set(POLICY_LOSS_REGISTRY) == set(LOSSES)
+
+
+@pytest.mark.parametrize("loss_mode", LOSSES)
+def test_every_policy_loss_ignores_values_under_retrieved_tokens(loss_mode: str) -> None:
+    policy = model()
+    case = make_case(policy)
+    mode = "seq-mean-token-mean" if loss_mode == "gspo" else "token-mean"
+    loss, gradients = loss_and_gradients(policy, case, mode, loss_mode=loss_mode)
+    changed = case
+    for field in FIELDS:
+        changed = replace(changed, field, case.where(0), 3.0)
+    changed_loss, changed_gradients = loss_and_gradients(policy, changed, mode, loss_mode=loss_mode)
+    assert changed_loss == loss
+    assert same(gradients, changed_gradients)
+    one_token = replace(case, "advantages", [(0, 19)], 0.05)
+    assert not same(gradients, loss_and_gradients(policy, one_token, mode, loss_mode=loss_mode)[1])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_gradient_through_the_models_outputs_for_retrieved_tokens(mode: str) -> None:
     """The predictions themselves: log-prob and entropy of a retrieved token may be anything."""
@@ -310,9 +351,7 @@ def test_retrieved_tokens_are_still_context() -> None:
     responses = [list(row) for row in case.responses]
     responses[0][place] = ord("x")
     _, gradients = loss_and_gradients(policy, case, "token-mean")
-    _, changed = loss_and_gradients(
-        policy, Case(case.prompts, responses, case.masks, case.values), "token-mean"
-    )
+    _, changed = loss_and_gradients(policy, Case(case.prompts, responses, case.masks, case.values), "token-mean")
     assert not same(gradients, changed)
 
 
