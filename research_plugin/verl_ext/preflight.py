@@ -25,6 +25,7 @@ from research_plugin.errors import ResearchPluginError
 logger = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
+_STAND_IN = "http://127.0.0.1:1"
 
 
 class Preflight(Callback):
@@ -56,17 +57,18 @@ class Preflight(Callback):
         search = config.actor_rollout_ref.rollout.custom.search
         embedded = search.get("url") == EMBEDDED
         if embedded:
-            # A stand-in, so that the other checks do not report the same key twice.
-            search.url = "http://127.0.0.1:1"
+            # The other checks want a URL; what they say about it is said about "embedded".
+            search.url = _STAND_IN
         # hydra's own node has values that are filled in later; resolving it here would fail.
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
         problems = config_problems(plain, visible_gpus=_visible_gpus(config))  # type: ignore[arg-type]
         if embedded:
+            problems = [problem.replace(_STAND_IN, EMBEDDED) for problem in problems]
             if not search.get("corpus"):
                 problems.append(f"{CUSTOM_KEY}.search.url=embedded needs {CUSTOM_KEY}.search.corpus, a JSONL file")
             if not problems:
                 search.url = _start_retriever(str(search.corpus), Path(config.trainer.default_local_dir))
-        elif not any("search." in problem for problem in problems):
+        elif not any(f"{CUSTOM_KEY}.search." in problem for problem in problems):
             problems += _retriever_problems(plain)  # type: ignore[arg-type]
         if not problems:
             _set_metrics_file(config)

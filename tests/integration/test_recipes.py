@@ -1,0 +1,338 @@
+"""Every recipe composes onto veRL's own config and passes through veRL's own dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from composing import CUSTOM, RECIPE_NAMES, RECIPES, compose_config
+
+from research_plugin.checks import config_problems
+from research_plugin.config import AgentConfig, build_config
+
+pytestmark = pytest.mark.verl
+pytest.importorskip("verl")
+
+MEGATRON = "recipe/engine@_global_=megatron"
+URL = "http://10.1.2.3:8000"
+
+# A recipe that brings its own engine for a machine without GPUs has no Megatron form.
+ON_GPUS = [name for name in RECIPE_NAMES if "engine@_global_: fsdp" in (RECIPES / f"{name}.yaml").read_text()]
+VARIANTS = [
+    *(pytest.param(name, (), id=name) for name in RECIPE_NAMES),
+    *(pytest.param(name, (MEGATRON,), id=f"{name}-megatron") for name in ON_GPUS),
+]
+
+# Judged by test_recipe_converts_to_verls_dataclasses, by AgentConfig and by compute_score's own signature.
+CONVERTED = ("actor_rollout_ref.", "algorithm.", "reward.custom_reward_function.reward_kwargs.")
+
+# arXiv 2503.19470, section 3.1 and the authors' training script (8 x 8 GPUs).
+PAPER = {
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_in_reward": False,
+    "data.train_batch_size": 256,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 8192,
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B-Instruct",
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 17408,
+    "actor_rollout_ref.actor.clip_ratio": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_high": 0.2,
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.entropy_coeff": 0,
+    "actor_rollout_ref.actor.use_kl_loss": True,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+    "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": -1,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.0,
+    "actor_rollout_ref.actor.optim.clip_grad": 1.0,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 34816,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.n": 5,
+    "actor_rollout_ref.rollout.temperature": 1.0,
+    "actor_rollout_ref.rollout.top_p": 1.0,
+    "actor_rollout_ref.rollout.top_k": -1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+    "actor_rollout_ref.rollout.max_model_len": 8704,
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 34816,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
+    "actor_rollout_ref.rollout.val_kwargs.n": 1,
+    "actor_rollout_ref.rollout.custom.protocol": "research",
+    "actor_rollout_ref.rollout.custom.prompt.style": "instruct",
+    "actor_rollout_ref.rollout.custom.max_searches": None,
+    "actor_rollout_ref.rollout.custom.mask_observations": True,
+    "actor_rollout_ref.rollout.custom.search.topk": 5,
+    "actor_rollout_ref.rollout.custom.search.api": "batch_search",
+    "reward.custom_reward_function.reward_kwargs.rules": "paper",
+    "trainer.nnodes": 8,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.total_epochs": 2,
+    "trainer.save_freq": 10,
+    "trainer.test_freq": 10,
+    "trainer.val_before_train": True,
+}
+
+
+def compose_recipe(name: str, *overrides: str) -> Any:
+    return compose_config(f"+recipe={name}", *overrides)
+
+
+def filled(config: Any, tmp_path: Path) -> Any:
+    """Give the recipe what only a user can: a model folder, data files and, unless it embeds one, a retriever."""
+    from omegaconf import OmegaConf
+
+    from research_plugin.plugin import data_file
+
+    config.actor_rollout_ref.model.path = data_file("tiny/model")
+    for key in ("train_files", "val_files"):
+        (tmp_path / key).touch()
+        config.data[key] = str(tmp_path / key)
+    OmegaConf.update(config, f"{CUSTOM}.search.url", URL)
+    return config
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Full names of all keys; an empty mapping counts as a leaf."""
+    names = set()
+    for key, value in config.items():
+        names |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}"}
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_recipe_file_starts_with_the_package_line(path: Path) -> None:
+    # Hydra reads the directive only from the top; anywhere else the keys land under "recipe" without a word.
+    assert path.read_text().splitlines()[0] == "# @package _global_"
+
+
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_recipe_header_says_what_it_needs_and_how_to_run_and_check(name: str) -> None:
+    lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
+    header = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    for word in ("# Needs:", "# Run:", "# Check:"):
+        assert [line for line in header if line.startswith(word)], word
+    assert f"python -m verl.trainer.main_ppo +recipe={name}" in "\n".join(header)
+
+
+@pytest.mark.parametrize(("name", "overrides"), VARIANTS)
+def test_recipe_adds_no_key_that_verl_does_not_read(name: str, overrides: tuple[str, ...]) -> None:
+    import ray
+    from omegaconf import OmegaConf
+
+    stock = compose_config(*("model_engine=megatron" for override in overrides if override == MEGATRON))
+    config = compose_recipe(name, *overrides)
+    added = leaves(OmegaConf.to_container(config)) - leaves(OmegaConf.to_container(stock))
+    rest = {key for key in added if not key.startswith(CONVERTED)}
+    accepted = {f"ray_kwargs.ray_init.{parameter}" for parameter in inspect.signature(ray.init).parameters}
+    assert rest - accepted == set()
+    assert config.algorithm.adv_estimator == "grpo"
+
+
+@pytest.mark.parametrize(("name", "overrides"), VARIANTS)
+def test_recipe_passes_verls_validation(name: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    config = filled(compose_recipe(name, *overrides), tmp_path)
+    assert need_reference_policy(config)
+    assert not need_critic(config)
+    validate_config(config, use_reference_policy=True, use_critic=False)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    # veRL asserts this in the worker only (workers/engine_workers.py, init_model).
+    assert actor.use_dynamic_bsz == rollout.log_prob_use_dynamic_bsz
+
+
+@pytest.mark.parametrize(("name", "overrides"), VARIANTS)
+def test_recipe_converts_to_verls_dataclasses(name: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import FSDPActorConfig, McoreActorConfig, RolloutConfig
+
+    config = filled(compose_recipe(name, *overrides), tmp_path)
+    part = config.actor_rollout_ref
+    kind = McoreActorConfig if MEGATRON in overrides else FSDPActorConfig
+    actor = omega_conf_to_dataclass(part.actor)
+    assert isinstance(actor, kind)
+    assert isinstance(omega_conf_to_dataclass(ref_as_actor(part)), kind)
+    rollout = omega_conf_to_dataclass(part.rollout)
+    assert isinstance(rollout, RolloutConfig)
+    assert rollout.custom["search"]["url"] == URL
+    assert rollout.agent.default_agent_loop == "research_search"
+    assert omega_conf_to_dataclass(part.model).hf_config.model_type == "qwen2"
+    assert omega_conf_to_dataclass(config.algorithm).adv_estimator == "grpo"
+
+
+def ref_as_actor(part: Any) -> Any:
+    """Rename the reference model's keys as veRL's worker does before it converts them (engine_workers.py, 0.9.1)."""
+    from omegaconf import open_dict
+
+    with open_dict(part.ref):
+        part.ref.ppo_mini_batch_size = part.actor.ppo_mini_batch_size
+        part.ref.ppo_micro_batch_size = part.ref.pop("log_prob_micro_batch_size", None)
+        part.ref.ppo_micro_batch_size_per_gpu = part.ref.pop("log_prob_micro_batch_size_per_gpu", None)
+        part.ref.use_dynamic_bsz = part.ref.pop("log_prob_use_dynamic_bsz", False)
+        part.ref.ppo_max_token_len_per_gpu = part.ref.pop("log_prob_max_token_len_per_gpu", None)
+    return part.ref
+
+
+@pytest.mark.parametrize(("name", "overrides"), VARIANTS)
+def test_recipe_passes_its_own_preflight_checks(name: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    config = filled(compose_recipe(name, *overrides), tmp_path)
+    assert config_problems(OmegaConf.to_container(config, resolve=True)) == []
+
+
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_recipe_names_an_agent_loop_that_imports(name: str) -> None:
+    from hydra.utils import get_class
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+    agent = compose_recipe(name).actor_rollout_ref.rollout.agent
+    path = Path(agent.agent_loop_config_path)
+    assert path.is_absolute()
+    targets = {entry["name"]: entry["_target_"] for entry in yaml.safe_load(path.read_text())}
+    assert issubclass(get_class(targets[agent.default_agent_loop]), AgentLoopBase)
+
+
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_recipe_reward_loads_and_scores(name: str) -> None:
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    score = get_custom_reward_fn(compose_recipe(name))
+    assert score is not None
+    text = "<think> a </think> <answer> \\boxed{Alan Turing} </answer>"
+    assert score(data_source="any", solution_str=text, ground_truth=["Turing"])["score"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_recipe_settings_build(name: str, tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    config = filled(compose_recipe(name), tmp_path)
+    settings = build_config(AgentConfig, OmegaConf.to_container(config.actor_rollout_ref.rollout.custom, resolve=True))
+    assert settings.search.endpoints == [URL]
+    assert settings.mask_observations
+
+
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_recipe_brings_the_preflight(name: str) -> None:
+    from hydra.utils import get_class
+
+    from research_plugin.verl_ext.preflight import Preflight
+
+    callbacks = compose_config(f"+recipe={name}", with_hydra=True).hydra.callbacks
+    assert get_class(callbacks.research_plugin._target_) is Preflight
+
+
+@pytest.mark.parametrize("overrides", [(), (MEGATRON,)], ids=["fsdp", "megatron"])
+def test_research_7b_has_the_papers_values(overrides: tuple[str, ...]) -> None:
+    from omegaconf import OmegaConf
+
+    config = compose_recipe("research_7b", *overrides)
+    assert {key: OmegaConf.select(config, key) for key in PAPER} == PAPER
+
+
+@pytest.mark.parametrize(("overrides", "strategy"), [((), "fsdp"), ((MEGATRON,), "megatron")], ids=["fsdp", "megatron"])
+def test_engine_switches_actor_and_reference(overrides: tuple[str, ...], strategy: str) -> None:
+    part = compose_recipe("research_7b", *overrides).actor_rollout_ref
+    assert (part.actor.strategy, part.ref.strategy) == (strategy, strategy)
+    engine = "megatron" if overrides else "fsdp_config"
+    assert (part.actor[engine].param_offload, part.ref[engine].param_offload) == (False, True)
+
+
+def test_command_line_beats_the_recipe() -> None:
+    config = compose_recipe("research_7b", f"{CUSTOM}.search.topk=3", "trainer.nnodes=1")
+    assert (config.actor_rollout_ref.rollout.custom.search.topk, config.trainer.nnodes) == (3, 1)
+
+
+def test_base_lists_every_setting_with_its_default() -> None:
+    # What is listed can be set without a "+"; what is not fails as a typo would.
+    listed = yaml.safe_load((RECIPES / "base" / "search.yaml").read_text())["actor_rollout_ref"]["rollout"]["custom"]
+    defaults = dataclasses.asdict(AgentConfig(search=build_config(AgentConfig, {"search": {"url": URL}}).search))
+    defaults["search"]["url"] = None
+    assert listed == defaults
+
+
+def test_mistyped_setting_fails() -> None:
+    from hydra.errors import ConfigCompositionException
+
+    with pytest.raises(ConfigCompositionException) as caught:
+        compose_recipe("research_7b", f"{CUSTOM}.search.read_timout=5")
+    assert "Key 'read_timout' is not in struct" in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_mistyped_recipe_fails_with_the_options() -> None:
+    from hydra.errors import MissingConfigException
+
+    with pytest.raises(MissingConfigException) as caught:
+        compose_recipe("reserch_7b")
+    assert "recipe/reserch_7b" in str(caught.value)
+    for name in RECIPE_NAMES:
+        assert name in str(caught.value)
+
+
+def test_copied_recipe_composes_under_a_new_name(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    text = (RECIPES / "research_7b.yaml").read_text().replace("n: 5\n", "n: 8\n", 1)
+    (tmp_path / "recipe" / "mine.yaml").write_text(text)
+    config = compose_recipe("mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert config.actor_rollout_ref.rollout.n == 8
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "research_search"
+    assert config.actor_rollout_ref.actor.fsdp_config.param_offload is False
+
+
+INHERITED = """# @package _global_
+defaults:
+  - research_7b
+  - override engine@_global_: megatron
+  - _self_
+
+actor_rollout_ref:
+  rollout:
+    custom:
+      search:
+        topk: 3
+"""
+
+
+def test_inherited_recipe_changes_only_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(INHERITED)
+    done = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", ".", "+recipe=mine", "--cfg", "job"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = yaml.safe_load(done.stdout)
+    assert "recipe" not in config
+    part = config["actor_rollout_ref"]
+    assert part["rollout"]["custom"]["search"]["topk"] == 3
+    assert part["actor"]["strategy"] == "megatron"
+    assert (part["rollout"]["n"], config["data"]["train_batch_size"]) == (5, 256)
+
+
+def test_recipe_of_the_same_name_in_a_users_folder_does_not_win(tmp_path: Path) -> None:
+    # Hydra takes the first match on its search path, and a user's folder comes last: copies need a new name.
+    shutil.copytree(RECIPES, tmp_path / "recipe")
+    path = tmp_path / "recipe" / "research_7b.yaml"
+    path.write_text(path.read_text().replace("n: 5\n", "n: 8\n", 1))
+    config = compose_recipe("research_7b", f"hydra.searchpath=[file://{tmp_path}]")
+    assert config.actor_rollout_ref.rollout.n == 5
