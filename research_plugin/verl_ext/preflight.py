@@ -51,6 +51,7 @@ class Preflight(Callback):
     def prepare(self, config: DictConfig) -> list[str]:
         """Check ``config`` and change it in place where the recipe embeds something; return the problems."""
         _set_run_dir(config)
+        _make_absolute(config)
         self.run_dir = Path(config.trainer.default_local_dir)
         if config.trainer.device == "cpu":
             _choose_cpu()
@@ -96,6 +97,15 @@ def _set_run_dir(config: DictConfig) -> None:
     """Make the run's folder absolute, once: workers have another working directory and no ``${now:}`` resolver."""
     path = Path(config.trainer.default_local_dir).expanduser().absolute()
     config.trainer.default_local_dir = str(path)
+
+
+def _make_absolute(config: DictConfig) -> None:
+    """Resolve a user's own files against this folder; a worker may run in another one."""
+    custom = config.actor_rollout_ref.rollout.custom
+    reward = config.reward.custom_reward_function
+    for node, key in ((custom.get("prompt"), "file"), (custom.get("search"), "corpus"), (reward, "path")):
+        if node is not None and node.get(key) and "://" not in node[key]:
+            node[key] = str(Path(node[key]).expanduser().absolute())
 
 
 def _set_metrics_file(config: DictConfig) -> None:
