@@ -50,7 +50,7 @@ def _data_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
     path = str(config["actor_rollout_ref"]["model"]["path"])
-    looks_local = path.startswith(("/", "./", "../", "~")) or path.count("/") != 1
+    looks_local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
     if looks_local and "://" not in path and not Path(path).expanduser().is_dir():
         yield f"actor_rollout_ref.model.path={path} is no folder; give a Hugging Face model folder or a hub name"
 

@@ -110,7 +110,9 @@ def get_dialect(name: str) -> Dialect:
     try:
         return DIALECTS[name]
     except KeyError:
-        raise ConfigError(f"unknown protocol {name!r}; allowed: {sorted(DIALECTS)}") from None
+        raise ConfigError(
+            f"unknown protocol {name!r}; allowed: {', '.join(sorted(DIALECTS))} (key: protocol)"
+        ) from None
 
 
 def parse_query(text: str, dialect: Dialect = RESEARCH) -> str | None:

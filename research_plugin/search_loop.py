@@ -173,7 +173,7 @@ async def _environment_turn(
 ) -> None:
     """Answer one query with an observation, or end the rollout."""
     rollout = episode.rollout
-    if rollout.remaining < 1:
+    if rollout.remaining < 2:  # no observation and no token after it would fit: do not search for nothing
         rollout.stop_reason = StopReason.MAX_LENGTH
         return
     limit = limits.max_observation_tokens

@@ -6,6 +6,7 @@ placeholder ``{question}``. Users point ``prompt.file`` at a file of their own i
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from research_plugin.errors import ConfigError
@@ -14,6 +15,7 @@ PLACEHOLDER = "{question}"
 STYLES = ("instruct", "base", "question")
 
 
+@functools.lru_cache(maxsize=32)
 def load_prompt(protocol: str, style: str, file: str | None = None) -> str:
     """Return the prompt text for a protocol and style.
 

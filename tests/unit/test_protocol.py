@@ -245,5 +245,5 @@ def test_register_dialect_same_value_twice_and_other_value_under_the_name(monkey
 
 
 def test_get_dialect_unknown_names_the_allowed_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown protocol 'reserch'; allowed: \['research'\]"):
+    with pytest.raises(ConfigError, match=r"unknown protocol 'reserch'; allowed: research"):
         get_dialect("reserch")

@@ -165,7 +165,7 @@ async def test_engine_is_not_called_without_room(response_length: int, max_model
 
 @pytest.mark.parametrize(
     ("response_length", "expected", "searches"),
-    [(3, "[q]", 0), (4, "[q]", 1), (7, "[q]", 1), (8, "[q](D;)b", 1), (9, "[q](D;)b$", 1)],
+    [(3, "[q]", 0), (4, "[q]", 0), (7, "[q]", 1), (8, "[q](D;)b", 1), (9, "[q](D;)b$", 1)],
     ids=["tag-fills-it", "one-left", "observation-fills-it", "one-token-after", "all-fits"],
 )
 async def test_an_observation_that_leaves_no_token_is_not_inserted(
