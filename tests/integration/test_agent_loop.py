@@ -283,6 +283,7 @@ def test_every_turn_has_stop_strings_end_tokens_and_what_is_left_of_the_budget(s
             "logprobs": True,
             "stop": ["</search>"],
             "stop_token_ids": [END_OF_TEXT, IM_END],
+            "skip_special_tokens": False,
             "max_tokens": left,
         }
 
