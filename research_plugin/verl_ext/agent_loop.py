@@ -6,9 +6,9 @@ process here. Recipes name the class in agent_loops.yaml; nothing else imports t
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +18,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from research_plugin.config import AgentConfig, build_config
 from research_plugin.errors import DataError
 from research_plugin.metrics import rollout_metrics
-from research_plugin.protocol import get_dialect
+from research_plugin.protocol import Dialect, get_dialect
 from research_plugin.rewards import golden_answers
+from research_plugin.rollout import StopReason
 from research_plugin.search.client import shared_client
 from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
 from research_plugin.verl_ext.tokens import HFCodec, build_prompt_ids, end_token_ids
@@ -37,8 +38,8 @@ class SearchAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.settings = _agent_config(self.rollout_config.get("custom"))
-        self.codec = _codec(self.tokenizer, self.config.actor_rollout_ref.model.path)
+        self.shared = _shared(self.config, self.tokenizer)
+        self.settings, self.codec = self.shared.settings, self.shared.codec
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Run one rollout.
@@ -60,17 +61,17 @@ class SearchAgentLoop(AgentLoopBase):
             file=prompt.file,
             **self.apply_chat_template_kwargs,
         )
-        if len(prompt_ids) > self.rollout_config.prompt_length:
+        if len(prompt_ids) > self.shared.prompt_length:
             logger.warning(
                 "left out: the prompt has %d tokens, data.max_prompt_length allows %d (question: %.80r)",
                 len(prompt_ids),
-                self.rollout_config.prompt_length,
+                self.shared.prompt_length,
                 question,
             )
             return []
 
         # 2. the turns
-        engine = _Engine(self.server_manager, sampling_params, self.codec, get_dialect(self.settings.protocol).stop)
+        engine = _Engine(self.server_manager, sampling_params, self.codec, self.shared.dialect.stop)
         client = shared_client(self.settings.search)
 
         async def search(query: str) -> tuple[Any, ...]:
@@ -81,14 +82,8 @@ class SearchAgentLoop(AgentLoopBase):
             generate=engine.generate,
             search=search,
             codec=self.codec,
-            dialect=get_dialect(self.settings.protocol),
-            limits=Limits(
-                response_length=self.rollout_config.response_length,
-                max_model_len=self.rollout_config.max_model_len,
-                max_searches=self.settings.max_searches,
-                notice_when_spent=self.settings.when_spent == "notice",
-                max_observation_tokens=self.settings.max_observation_tokens,
-            ),
+            dialect=self.shared.dialect,
+            limits=self.shared.limits,
         )
 
         # 3. what veRL gets
@@ -122,7 +117,7 @@ class SearchAgentLoop(AgentLoopBase):
                 # veRL's own loops fill these; batches from several loops must have the same keys.
                 "turn_scores": [],
                 "tool_rewards": [],
-                "stop_reason": str(rollout.stop_reason.value) if rollout.stop_reason else "",
+                "stop_reason": (rollout.stop_reason or StopReason.ABORTED).value,
                 "segments": [[segment.text, segment.by_policy] for segment in rollout.segments],
                 "queries": [search.query for search in episode.searches],
                 **rollout_metrics(episode, _golden_answers(row)),
@@ -136,7 +131,13 @@ class _Engine:
     def __init__(self, server: Any, sampling_params: dict[str, Any], codec: HFCodec, stop: tuple[str, ...]) -> None:
         self.server = server
         self.request_id = uuid4().hex
-        self.sampling_params = {**sampling_params, "stop": list(stop), "stop_token_ids": sorted(codec.end_ids)}
+        self.sampling_params = {
+            **sampling_params,
+            "stop": list(stop),
+            "stop_token_ids": sorted(codec.end_ids),
+            # The engine looks for stop strings in its text: a tag that is a special token has to be in there.
+            "skip_special_tokens": False,
+        }
         self.extra_fields: dict[str, Any] = {}
         self.num_preempted = -1
         self.seconds = 0.0
@@ -175,28 +176,45 @@ class _Engine:
             self.num_preempted = max(self.num_preempted, 0) + output.num_preempted
 
 
-@functools.lru_cache(maxsize=8)
-def _parse_agent_config(custom_yaml: str) -> AgentConfig:
-    return build_config(AgentConfig, OmegaConf.to_container(OmegaConf.create(custom_yaml), resolve=True))  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all rollouts of a worker share: OmegaConf takes up to a millisecond to read one interpolated key."""
+
+    settings: AgentConfig
+    codec: HFCodec
+    dialect: Dialect
+    limits: Limits
+    prompt_length: int
 
 
-def _agent_config(custom: Any) -> AgentConfig:
-    """Parse ``rollout.custom`` once a process: its text is the key."""
-    return _parse_agent_config(OmegaConf.to_yaml(custom if custom is not None else {}, resolve=True))
+_known: dict[tuple[int, int], tuple[Any, Any, _Shared]] = {}
 
 
-_codecs: dict[int, tuple[Any, HFCodec]] = {}
+def _shared(config: Any, tokenizer: Any) -> _Shared:
+    """Build it once per config and tokenizer object; both are kept alive so that their ids stay their own."""
+    key = (id(config), id(tokenizer))
+    if key not in _known:
+        _known[key] = (config, tokenizer, _build_shared(config, tokenizer))
+    return _known[key][2]
 
 
-def _codec(tokenizer: Any, model_path: str) -> HFCodec:
-    """One codec per tokenizer object; the tokenizer is kept alive so that its id stays its own."""
-    known = _codecs.get(id(tokenizer))
-    if known is None:
-        known = _codecs[id(tokenizer)] = (
-            tokenizer,
-            HFCodec(tokenizer, end_token_ids(tokenizer, _generation(model_path))),
-        )
-    return known[1]
+def _build_shared(config: Any, tokenizer: Any) -> _Shared:
+    rollout = config.actor_rollout_ref.rollout
+    custom = rollout.get("custom")
+    settings = build_config(AgentConfig, None if custom is None else OmegaConf.to_container(custom, resolve=True))  # type: ignore[arg-type]
+    return _Shared(
+        settings=settings,
+        codec=HFCodec(tokenizer, end_token_ids(tokenizer, _generation(config.actor_rollout_ref.model.path))),
+        dialect=get_dialect(settings.protocol),
+        limits=Limits(
+            response_length=rollout.response_length,
+            max_model_len=rollout.max_model_len,
+            max_searches=settings.max_searches,
+            notice_when_spent=settings.when_spent == "notice",
+            max_observation_tokens=settings.max_observation_tokens,
+        ),
+        prompt_length=rollout.prompt_length,
+    )
 
 
 def _generation(model_path: str) -> Any:
