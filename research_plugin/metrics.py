@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from research_plugin.rewards.text_metrics import normalise
 from research_plugin.search_loop import Episode
 
 
@@ -16,7 +17,7 @@ def rollout_metrics(episode: Episode, golden_answers: Sequence[str] = ()) -> dic
     rollout = episode.rollout
     passages = [document.contents.lower() for search in episode.searches for document in search.documents]
     found = any(gold.lower() in passage for gold in golden_answers if gold for passage in passages)
-    queries = [" ".join(search.query.lower().split()) for search in episode.searches]
+    queries = [normalise(search.query) for search in episode.searches]
     return {
         "num_searches": float(len(queries)),
         "num_refused_searches": float(episode.refused),

@@ -106,6 +106,17 @@ def _make_absolute(config: DictConfig) -> None:
     for node, key in ((custom.get("prompt"), "file"), (custom.get("search"), "corpus"), (reward, "path")):
         if node is not None and node.get(key) and "://" not in node[key]:
             node[key] = str(Path(node[key]).expanduser().absolute())
+    for key in ("train_files", "val_files"):
+        files = config.data[key]
+        if isinstance(files, str):
+            config.data[key] = _absolute(files)
+        elif files is not None:
+            config.data[key] = [_absolute(file) for file in files]
+
+
+def _absolute(file: str) -> str:
+    path = Path(file).expanduser()
+    return str(path.absolute()) if path.is_file() else file
 
 
 def _set_metrics_file(config: DictConfig) -> None:
