@@ -353,10 +353,9 @@ async def test_retriever_256_clients_do_not_starve_health() -> None:
         searches = [asyncio.create_task(pool.post("/search", json=body)) for pool in pools for _ in range(32)]
         await asyncio.sleep(0.3)
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
-            started = time.monotonic()
-            health = await http.get("/health")
-            assert (health.status_code, time.monotonic() - started < 1.0) == (200, True)
-        assert not all(search.done() for search in searches)
+            assert (await http.get("/health")).status_code == 200
+        # A server that computes in its event loop answers in order of arrival: /health after the 256.
+        assert sum(search.done() for search in searches) < 200
         assert {(await search).status_code for search in searches} == {200}
         for pool in pools:
             await pool.aclose()

@@ -526,6 +526,7 @@ async def test_client_asks_a_sick_replica_with_one_request_at_a_time(clock: Simp
             asked += 1
             await asyncio.sleep(0.05)
             raise httpx.ConnectTimeout("silent", request=request)
+        await asyncio.sleep(0.001)
         return batch_answer(request)
 
     client = mock_client(handler, urls=["http://a:1", "http://b:1"], cooldown=5, batch_size=1)
