@@ -1,0 +1,110 @@
+"""The benchmarks run and write what their tables print; no time is asserted, only counts and keys."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(script: str, tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Run a benchmark; return what it printed and the JSON it wrote."""
+    target = tmp_path / "numbers.json"
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH")])),
+    }
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), "--json", str(target), *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, json.loads(target.read_text(encoding="utf-8"))
+
+
+def test_reward_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = importlib.util.spec_from_file_location("reward_benchmark", BENCHMARKS / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # Full sizes take a minute.
+    monkeypatch.setattr(module, "SMALL", 500)
+    monkeypatch.setattr(module, "LARGE", 4000)
+    monkeypatch.setattr(module, "ADVERSARIAL", {"many <search>": module.repeated("<search>")})
+    target = tmp_path / "numbers.json"
+    monkeypatch.setattr(sys, "argv", ["reward.py", "--json", str(target), "--seconds", "0.01"])
+    module.main()
+    numbers = json.loads(target.read_text(encoding="utf-8"))
+    assert [(row["rules"], row["input"]) for row in numbers["throughput"]] == [
+        ("paper", "text alone"),
+        ("paper", "with segments"),
+        ("released", "text alone"),
+        ("released", "with segments"),
+    ]
+    assert [(row["case"], row["rules"]) for row in numbers["growth"]] == [
+        ("many <search>", "paper"),
+        ("many <search>", "released"),
+    ]
+    assert {"small_ms", "large_ms", "growth"} <= set(numbers["growth"][0])
+    assert (numbers["target_per_second"], numbers["target_growth"]) == (2000, 3.0)
+    assert "scores/s" in capsys.readouterr().out
+
+
+def test_uneven_rollouts_benchmark(tmp_path: Path) -> None:
+    printed, numbers = run("uneven_rollouts.py", tmp_path, "--rollouts", "12", "--scale", "0.002", "--slots", "4")
+    assert set(numbers) == {
+        "rollouts",
+        "slots",
+        "searches",
+        "tokens",
+        "ours_s",
+        "lock_step_s",
+        "longest_rollout_s",
+        "engine_s",
+        "retriever_s",
+        "speedup",
+        "over_limit",
+        "target_speedup",
+        "target_over_limit",
+    }
+    assert (numbers["rollouts"], numbers["slots"]) == (12, 4)
+    # 0.02 s a token, 4 at once.
+    assert numbers["engine_s"] == pytest.approx(numbers["tokens"] * 0.02 / 4)
+    # Neither side can beat the limits.
+    assert min(numbers["ours_s"], numbers["lock_step_s"]) >= max(numbers["engine_s"], numbers["longest_rollout_s"])
+    assert "times faster than lock-step" in printed
+
+
+@pytest.mark.verl
+def test_turn_loop_benchmark(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    printed, numbers = run("turn_loop.py", tmp_path, "--rollouts", "2", "--repeat", "1", "--searches", "2")
+    rows = numbers["rows"]
+    assert [(row["observations"], row["loop"], row["turns"]) for row in rows] == [
+        ("two sentences", "research_search", 3),
+        ("two sentences", "tool_agent", 3),
+        ("five passages", "research_search", 3),
+        ("five passages", "tool_agent", 3),
+    ]
+    for row in rows:
+        assert row["generated_tokens"] > 0
+        assert row["observation_tokens"] > 0
+        assert {"turns_per_second", "turns_cpu_ms", "in_worker_per_second", "in_worker_cpu_ms"} <= set(row)
+    assert [ratio["observations"] for ratio in numbers["ratios"]] == ["two sentences", "five passages"]
+    assert {"turns_per_second", "turns_cpu", "in_worker_per_second", "in_worker_cpu"} <= set(numbers["ratios"][0])
+    assert numbers["target_ratio"] == 5.0
+    assert "rollouts/s" in printed
