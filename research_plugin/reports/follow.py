@@ -79,7 +79,8 @@ def follow(lines: Iterable[str], log: TextIO, out: TextIO) -> bool:
         if line.startswith(_END):
             return _drain(lines, log)
     if not finished and not stopped:
-        out.write("the run ended without a summary; its last lines:\n" + "\n".join(last) + "\n")
+        shown = "\n".join(line[:300] for line in last)
+        out.write(f"the run ended without a summary; its last lines:\n{shown}\n")
     return finished
 
 
