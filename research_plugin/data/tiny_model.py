@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from research_plugin.data.tiny_tokenizer import MAX_POSITIONS, PAD, TURN_END, VOCAB_SIZE, encode_text
-from research_plugin.data.tiny_traces import Faults, bm25_search, write_trace
-from research_plugin.data.tiny_world import TRAIN, Question, World, ask, chains
+from research_plugin.data.tiny_traces import Faults, bm25_search, rename, write_trace
+from research_plugin.data.tiny_world import HELD_OUT, TRAIN, Question, World, all_names, ask, chains
 from research_plugin.protocol import Segment
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class WarmStart:
     """Settings of the supervised run. ``easy_steps`` come first and hold one-hop questions only."""
 
     steps: int = 800
-    easy_steps: int = 150
+    easy_steps: int = 300
     batch_size: int = 16
     hops: tuple[int, ...] = (1, 2, 2, 3, 3)
     muon_lr: float = 0.02
@@ -95,7 +95,10 @@ def trace_ids(tokenizer: Qwen2Tokenizer, question: str, segments: Iterable[Segme
 
 
 class TraceBatches:
-    """Batches of fresh transcripts about the training half of the world, addressed by step."""
+    """Batches of fresh transcripts about the training half of the world, addressed by step.
+
+    Names change from one to the next and never are those of held-out entities.
+    """
 
     def __init__(self, world: World, tokenizer: Qwen2Tokenizer, settings: WarmStart) -> None:
         self._settings = settings
@@ -104,7 +107,10 @@ class TraceBatches:
         self._questions: dict[int, list[Question]] = {
             hops: [ask(chain) for chain in chains(world, TRAIN, hops)] for hops in set(settings.hops) | {1}
         }
-        self._names = [entity.name for entity in world.entities if entity.split == TRAIN]
+        self._guesses = world.names(TRAIN)
+        held_out = set(world.names(HELD_OUT))
+        self._names = held_out.union(self._guesses)
+        self._new_names = [name for name in all_names() if name not in held_out]
 
     def at(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """One step's batch in two halves, short and long rows apart: padded ids and labels, (rows, longest) each."""
@@ -126,8 +132,9 @@ class TraceBatches:
 
     def _row(self, rng: random.Random, easy: bool) -> tuple[list[int], list[int]]:
         question = rng.choice(self._questions[1 if easy else rng.choice(self._settings.hops)])
-        segments = write_trace(question, self._search, rng, self._settings.faults, self._names)
-        return trace_ids(self._tokenizer, question.text, segments)
+        segments = write_trace(question, self._search, rng, self._settings.faults, self._guesses)
+        text, segments = rename(question.text, segments, self._names, self._new_names, rng)
+        return trace_ids(self._tokenizer, text, segments)
 
 
 def train(

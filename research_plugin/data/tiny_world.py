@@ -107,8 +107,8 @@ class World:
     def corpus(self) -> list[Document]:
         return [fact.passage for fact in self.facts]
 
-    def names(self, split: str, kind: str) -> list[str]:
-        return [e.name for e in self.entities if e.split == split and e.kind == kind]
+    def names(self, split: str) -> list[str]:
+        return [entity.name for entity in self.entities if entity.split == split]
 
 
 def search_query(relation: Relation, subject: Entity) -> str:
@@ -116,10 +116,15 @@ def search_query(relation: Relation, subject: Entity) -> str:
     return f"{relation.name} of {subject.name}"
 
 
+def all_names() -> list[str]:
+    """Every name there can be, about two and a half times as many as a world has entities."""
+    return [head + tail for head in NAME_HEADS for tail in NAME_TAILS]
+
+
 def make_world(seed: int = 0) -> World:
     """Build the world of ``seed``: 750 entities, 1,570 facts; the same seed gives the same world everywhere."""
     rng = random.Random(f"tiny-world-{seed}")
-    names = [head + tail for head in NAME_HEADS for tail in NAME_TAILS]
+    names = all_names()
     rng.shuffle(names)
     entities: list[Entity] = []
     for kind, sizes in COUNTS.items():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from research_plugin.data.tiny_traces import NO_FAULTS, Faults, bm25_search, write_trace
+from research_plugin.data.tiny_traces import NO_FAULTS, Faults, bm25_search, rename, write_trace
 from research_plugin.data.tiny_world import (
     HELD_OUT,
     RELATIONS,
@@ -141,6 +141,21 @@ def test_oracle_trace_under_bm25_scores_one(split: str) -> None:
         scores = _score(segments, question.golden_answers)
         assert (scores["score"], scores["format_ok"]) == (1.0, 1.0)
         assert scores["num_searches"] == len(question.facts)
+
+
+def test_rename_changes_every_name_alike_and_nothing_else() -> None:
+    segments = [Segment("star of Balvak. Balvakian", True), Segment("The Belven of Balvak.", False)]
+    text, renamed = rename("Who is Balvak?", segments, {"Balvak"}, ["Zorzof"], random.Random(0))
+    assert text == "Who is Zorzof?"
+    assert renamed == [Segment("star of Zorzof. Balvakian", True), Segment("The Belven of Zorzof.", False)]
+
+
+def test_rename_keeps_names_apart() -> None:
+    segments = [Segment("Balvak Belven Balvak", True)]
+    _, renamed = rename("", segments, {"Balvak", "Belven"}, ["Zorzof", "Zemkin"], random.Random(0))
+    first, second, third = renamed[0].text.split()
+    assert first == third != second
+    assert {first, second} == {"Zorzof", "Zemkin"}
 
 
 def test_bm25_unknown_words_find_nothing() -> None:
