@@ -179,6 +179,7 @@ def test_shipped_tokenizer_is_what_the_builder_makes(tokenizer) -> None:
     assert fresh.get_vocab() == tokenizer.get_vocab()
     text = "<think> Why does Balvak, born in 1999, ask? </think>\n\n x"
     assert fresh.encode(text) == tokenizer.encode(text)
+    assert fresh.decode(fresh.encode(text + "<|im_end|>"), skip_special_tokens=True) == text
 
 
 def test_shipped_model_has_the_promised_headroom(shipped: TinyFiles) -> None:
