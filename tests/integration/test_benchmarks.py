@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -108,3 +109,34 @@ def test_turn_loop_benchmark(tmp_path: Path) -> None:
     assert {"turns_per_second", "turns_cpu", "in_worker_per_second", "in_worker_cpu"} <= set(numbers["ratios"][0])
     assert numbers["target_ratio"] == 5.0
     assert "rollouts/s" in printed
+
+
+def test_mask_ablation_from_numbers(tmp_path: Path) -> None:
+    def curve(*rewards: float) -> dict[str, Any]:
+        validation = {"f1": 0.5, "em": 0.25, "format_ok": 1.0, "num_searches": 2.0}
+        return {
+            "training": [
+                {"step": step, "reward": reward, "grad_norm": 1.0 + step, "kl_loss": 0.0}
+                for step, reward in enumerate(rewards, start=1)
+            ],
+            "validation": [{"step": 0, "reward": 0.0, **validation}, {"step": 6, "reward": 1.0, **validation}],
+        }
+
+    numbers = {
+        "steps": 6,
+        "runs": {"masked": curve(0.1, 0.2, 0.3, 0.4, 0.5, 0.9), "unmasked": curve(0, 0, 0, 0, 0, 0)},
+    }
+    source = tmp_path / "source.json"
+    source.write_text(json.dumps(numbers), encoding="utf-8")
+    plot = tmp_path / "img" / "curves.svg"
+    printed, written = run("mask_ablation.py", tmp_path, "--reuse", str(source), "--plot", str(plot))
+    assert written == numbers
+    masked, unmasked = printed.split("unmasked ")
+    assert "means of 5 steps: 0.300 0.900\n" in masked
+    assert "0.000@0 1.000@6\n" in masked
+    assert "EM 0.250, format 1.000, 2.00 searches; gradient norm median 4.50, max 7.00" in masked
+    assert "means of 5 steps: 0.000 0.000\n" in unmasked
+    # Held-out, masked: from (step 0, reward 0) at the lower left to (step 6, reward 1) at the upper right.
+    lines = [element.attrib["points"] for element in ElementTree.parse(plot).iter() if "points" in element.attrib]
+    assert len(lines) == 4
+    assert lines[2] == "420.0,250.0 720.0,40.0"
