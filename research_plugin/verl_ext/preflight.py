@@ -136,6 +136,9 @@ def _choose_cpu() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Ray lowers its workers' priority by 15; everything that computes here is a Ray worker.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray would start a Python process per logical CPU in advance, and there are more of those than real ones.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_enable_worker_prestart", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from verl.plugin.platform import platform_manager
 
