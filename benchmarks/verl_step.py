@@ -72,20 +72,23 @@ def run(loop: str, folder: Path, model: Path, steps: int, timeout_s: float) -> d
         tokens = data["perf/total_num_tokens"]
         observed = observed_tokens(folder / "rollouts" / f"{step}.jsonl", model) if loop == LOOPS[0] else 0
         seconds = {phase: data[f"timing_s/{phase}"] for phase in PHASES if f"timing_s/{phase}" in data}
-        measured.append({"step": step, "tokens": tokens, "observed_tokens": observed, "seconds": seconds})
+        response, prompt = data["response_length/mean"], data["prompt_length/mean"]
+        own = tokens * response / (response + prompt) - observed
+        measured.append(
+            {"step": step, "tokens": tokens, "observed_tokens": observed, "own_tokens": own, "seconds": seconds}
+        )
     if not measured:
         raise SystemExit(f"{folder} holds no step after the first; give --steps 2 or more")
     per_1000 = {
         phase: statistics.median(row["seconds"][phase] / row["tokens"] * 1000 for row in measured)
         for phase in measured[0]["seconds"]
     }
-    per_1000["gen/own"] = statistics.median(
-        row["seconds"]["gen"] / (row["tokens"] - row["observed_tokens"]) * 1000 for row in measured
-    )
+    per_1000["gen/own"] = statistics.median(row["seconds"]["gen"] / row["own_tokens"] * 1000 for row in measured)
     return {
         "loop": loop,
         "tokens": statistics.mean(row["tokens"] for row in measured),
         "observed_tokens": statistics.mean(row["observed_tokens"] for row in measured),
+        "own_tokens": statistics.mean(row["own_tokens"] for row in measured),
         "seconds_per_1000_tokens": per_1000,
         "steps": measured,
     }
@@ -123,12 +126,13 @@ def main() -> None:
     ours, stock = (entry["seconds_per_1000_tokens"] for entry in runs)
     phases = [phase for phase in ("gen/own", *PHASES) if phase in ours and phase in stock]
     print("seconds per 1,000 tokens, median of the steps")
-    print(f"{'loop':<20} {'tokens/step':>12} {'observed':>9}" + "".join(f" {phase:>14}" for phase in phases))
+    print(f"{'loop':<20} {'tokens/step':>12} {'own':>9} {'observed':>9}" + "".join(f" {phase:>14}" for phase in phases))
     for entry in runs:
+        counts = f"{entry['tokens']:>12.0f} {entry['own_tokens']:>9.0f} {entry['observed_tokens']:>9.0f}"
         times = "".join(f" {entry['seconds_per_1000_tokens'][phase]:>14.4f}" for phase in phases)
-        print(f"{entry['loop']:<20} {entry['tokens']:>12.0f} {entry['observed_tokens']:>9.0f}{times}")
+        print(f"{entry['loop']:<20} {counts}{times}")
     ratio = {phase: ours[phase] / stock[phase] for phase in phases}
-    print(f"{'ratio':<20} {'':>12} {'':>9}" + "".join(f" {ratio[phase]:>14.3f}" for phase in phases))
+    print(f"{'ratio':<20} {'':>12} {'':>9} {'':>9}" + "".join(f" {ratio[phase]:>14.3f}" for phase in phases))
     print(f"target for the step: {TARGET_RATIO:g}")
     if arguments.json:
         numbers = {"runs": runs, "ratio": ratio, "target_ratio": TARGET_RATIO}
