@@ -25,6 +25,8 @@ def train(folder: Path, overrides: Sequence[str], timeout_s: float) -> list[tupl
         SystemExit: the run failed or took longer than ``timeout_s``; with the end of the log.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Without a handler SIGTERM, which `timeout` sends, would end this process and leave the training behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # A variable meant for another run would reach this one.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_", "RAY_", "OMP_"))
