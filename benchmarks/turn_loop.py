@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--rollouts", type=int, default=200, help="rollouts of a run, all at once (default 200)")
     parser.add_argument("--searches", type=int, default=3, help="searches of a rollout before its answer (default 3)")
-    parser.add_argument("--repeat", type=int, default=5, help="runs, of which the best counts (default 5)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs, of which the best counts (default 3)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
 
