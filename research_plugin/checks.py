@@ -116,7 +116,9 @@ def _agent_problems(config: Mapping[str, Any]) -> Iterator[str]:
     except ConfigError as error:
         text = str(error)
         # SearchConfig names its keys from "search." on: it does not know where a recipe keeps it.
-        yield f"{CUSTOM_KEY}.{text}" if text.startswith("search.") else text
+        yield (
+            text if text.startswith(CUSTOM_KEY) else f"{CUSTOM_KEY}{'.' if text.startswith('search.') else ': '}{text}"
+        )
         return
     nodes = config["trainer"]["nnodes"]
     if nodes > 1:

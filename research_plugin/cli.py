@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+    except ImportError as error:
+        extra = {"serve": "retriever", "tiny": "cpu"}[args.command]
+        print(f"research-plugin {args.command}: {error}; pip install 'research-plugin[{extra}]'", file=sys.stderr)
+        return 1
     except ResearchPluginError as error:
         print(f"research-plugin {args.command}: {error}", file=sys.stderr)
         return 1

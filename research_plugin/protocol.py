@@ -1,11 +1,12 @@
 """The text protocol between policy and environment: tags, actions and observations, one `Dialect` value a method.
 
 Pure text in, values out. It knows nothing of tokens, engines, retrievers or rewards. To add a dialect, write one
-`Dialect` value and pass it to `register_dialect`; nothing else in the package branches on a dialect's name.
+`Dialect` value in a module of your own and set ``custom.protocol=my_module:NAME``.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,12 @@ class Dialect:
     """What stands in the place of the documents when there was no query to search."""
     budget_notice: str
     """What stands in the place of the documents once the search budget is spent and the rollout goes on."""
+
+    def __post_init__(self) -> None:
+        """Refuse a dialect without tags: nothing could then end a turn or an observation."""
+        for name in ("name", "search_open", "search_close", "result_prefix", "result_suffix"):
+            if not getattr(self, name).strip():
+                raise ConfigError(f"dialect {self.name!r}: {name} is blank; a tag of at least one character is needed")
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -102,11 +109,22 @@ def register_dialect(dialect: Dialect) -> Dialect:
 
 
 def get_dialect(name: str) -> Dialect:
-    """Return the dialect called ``name``.
+    """Return the dialect called ``name``, or the one that ``"package.module:NAME"`` names.
+
+    The second form needs no registration, so it works in every process that can import the module.
 
     Raises:
-        ConfigError: no dialect has that name.
+        ConfigError: no dialect has that name, or the module holds no `Dialect` under it.
     """
+    module, colon, attribute = name.partition(":")
+    if colon:
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"cannot import the protocol {name!r}: {error} (key: protocol)") from error
+        if not isinstance(found, Dialect):
+            raise ConfigError(f"{name} is a {type(found).__name__}; a Dialect is needed (key: protocol)")
+        return found
     try:
         return DIALECTS[name]
     except KeyError:

@@ -40,7 +40,10 @@ def load_prompt(protocol: str, style: str, file: str | None = None) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the prompt file {path}: {error} (key: prompt.file)") from error
+        wanted = (
+            f"cannot read the prompt file {path}: {error}" if file else f"protocol {protocol!r} has no shipped prompt"
+        )
+        raise ConfigError(f"{wanted}; set prompt.file to a text file of your own") from error
     if style == "base" and PLACEHOLDER not in text:
         raise ConfigError(f"the base prompt {path} has no {PLACEHOLDER} placeholder: the question could not be put in")
     return text

@@ -5,10 +5,13 @@ It must not import numpy: arrays and scalars are known by their ``tolist``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from research_plugin.errors import DataError
+
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # zero-width characters: they look like an empty answer
 
 __all__ = ["golden_answers", "name_row"]
 
@@ -23,7 +26,7 @@ def golden_answers(ground_truth: Any, row: str = "row") -> tuple[str, ...]:
     Raises:
         DataError: there is no golden answer that is not blank, or the type is none of these.
     """
-    answers = tuple(answer for answer in _flatten(ground_truth, row) if answer and not answer.isspace())
+    answers = tuple(answer for answer in _flatten(ground_truth, row) if _INVISIBLE.sub("", answer).strip())
     if not answers:
         raise DataError(
             f"{row}: no golden answer in ground_truth={ground_truth!r:.200}; at least one that is not blank is needed. "
@@ -38,8 +41,8 @@ def _flatten(value: Any, row: str) -> Iterator[str]:
     elif value is None:
         return
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value == value:  # a data frame holds a missing string as NaN
-            yield str(value)
+        if value == value:  # a data frame holds a missing string as NaN, and an integer beside one as 1961.0
+            yield str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _flatten(item, row)

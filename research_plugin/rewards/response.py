@@ -22,7 +22,7 @@ STOP_REASONS = ("answered", "max_length", "max_searches", "search_failed", "abor
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response up to its first end token. Neighbouring segments have different authors."""
+    """A response, up to its first end token where it is text alone. Neighbouring segments have different authors."""
 
     segments: tuple[Segment, ...]
     stop_reason: str | None = None
@@ -73,8 +73,11 @@ def read_response(
     """
     info = extra_info or {}
     given = info.get("segments")
-    segments = _join_neighbours(parse_response(text, dialect) if given is None else _read_segments(given, row))
-    kept, tail = _cut_at_end_token(segments)
+    if given is None:
+        kept, tail = _cut_at_end_token(_join_neighbours(parse_response(text, dialect)))
+    else:
+        # Our own rollout took its end token off by id; "</s>" left in the text is something the policy wrote about.
+        kept, tail = _join_neighbours(_read_segments(given, row)), ""
     observations = sum(not segment.by_policy for segment in kept)
     return Response(
         segments=tuple(kept),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from research_plugin.document import Document
+
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ def _document(item: Any) -> Document:
     contents = inner.get("contents", inner.get("text")) if isinstance(inner, dict) else None
     if not isinstance(contents, str):
         raise ValueError("a document has no contents")
+    # JSON can carry half of a surrogate pair, which no tokenizer takes.
+    contents = _SURROGATES.sub("\ufffd", contents)
     return Document(str(inner.get("id", "")), contents, float(score) if isinstance(score, (int, float)) else None)
 
 

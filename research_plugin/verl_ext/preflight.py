@@ -69,10 +69,12 @@ class Preflight(Callback):
                 problems.append(f"{CUSTOM_KEY}.search.url=embedded needs {CUSTOM_KEY}.search.corpus, a JSONL file")
             if not problems:
                 search.url = _start_retriever(str(search.corpus), Path(config.trainer.default_local_dir))
-        elif not any(f"{CUSTOM_KEY}.search." in problem for problem in problems):
+        elif not any(CUSTOM_KEY in problem for problem in problems):
             problems += _retriever_problems(plain)  # type: ignore[arg-type]
         if not problems:
             _set_metrics_file(config)
+            if not config.actor_rollout_ref.rollout.custom.get("mask_observations", True):
+                print(f"WARNING: {CUSTOM_KEY}.mask_observations=false: this run trains on retrieved text", flush=True)
         return problems
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:

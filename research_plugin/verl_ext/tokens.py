@@ -35,8 +35,10 @@ class HFCodec:
         """Wrap ``tokenizer``; ``end_ids`` as from `end_token_ids`."""
         self.tokenizer = tokenizer
         self.end_ids = end_ids
-        self._special_ids = frozenset(tokenizer.all_special_ids)
-        strings = sorted({str(token) for token in tokenizer.all_special_tokens}, key=len, reverse=True)
+        # A model may end its turns with a token that its tokenizer does not call special.
+        self._special_ids = frozenset(tokenizer.all_special_ids) | end_ids
+        known = {*tokenizer.all_special_tokens, *(self.decode([token]) for token in end_ids)}
+        strings = sorted({str(token) for token in known if token}, key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, strings))) if strings else None
 
     def encode(self, text: str) -> list[int]:

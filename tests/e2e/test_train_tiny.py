@@ -122,8 +122,7 @@ def test_run_engine_and_trainer_agree(run: Path) -> None:
     assert max(differences) < 1e-3
 
 
-def test_run_trains_on_policy_tokens_only(run: Path) -> None:
-    """Observations are in the sequences and out of the loss: rollouts of the run hold retrieved text."""
+def test_run_dumps_rollouts_that_searched(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "rollouts" / "1.jsonl").read_text().splitlines()]
     assert len(rows) == 16 * 5
     assert any("<result>" in row["output"] for row in rows)

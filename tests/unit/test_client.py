@@ -335,6 +335,14 @@ async def test_client_dialects(api: str, path: str, body: Any, answer: Any, docu
     await client.aclose()
 
 
+async def test_client_replaces_half_surrogates_in_passages() -> None:
+    # Case 11: JSON may hold "\\ud83d" alone; a tokenizer would raise on it in the middle of a rollout.
+    from research_plugin.search.dialects import DIALECTS
+
+    rows = DIALECTS["batch_search"].parse([[{"id": "1", "contents": "x \ud83d y"}]], 1, 1)
+    assert rows[0][0].contents == "x \ufffd y"
+
+
 HTML = httpx.Response(502, html="<html><h1>Bad gateway</h1></html>")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -247,3 +248,24 @@ def test_register_dialect_same_value_twice_and_other_value_under_the_name(monkey
 def test_get_dialect_unknown_names_the_allowed_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown protocol 'reserch'; allowed: research"):
         get_dialect("reserch")
+
+
+def test_get_dialect_from_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tags.py").write_text(
+        "import dataclasses\nfrom research_plugin.protocol import RESEARCH\n"
+        "MINE = dataclasses.replace(RESEARCH, name='mine', search_open='<q>', search_close='</q>')\nOTHER = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_query("<q> x </q>", get_dialect("my_tags:MINE")) == "x"
+    with pytest.raises(ConfigError, match="cannot import the protocol 'my_tags:GONE'"):
+        get_dialect("my_tags:GONE")
+    with pytest.raises(ConfigError, match="cannot import the protocol 'no_such_module:X'"):
+        get_dialect("no_such_module:X")
+    with pytest.raises(ConfigError, match="my_tags:OTHER is a int; a Dialect is needed"):
+        get_dialect("my_tags:OTHER")
+
+
+@pytest.mark.parametrize("name", ["search_open", "search_close", "result_prefix", "result_suffix"])
+def test_dialect_with_a_blank_tag_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is blank"):
+        dataclasses.replace(RESEARCH, name="mine", **{name: " \n"})

@@ -225,6 +225,15 @@ def test_what_follows_the_end_token_is_ignored(response: str) -> None:
     assert (result["score"], result["format_ok"]) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("token", ["</s>", "<|im_end|>", "<|endoftext|>"])
+@pytest.mark.parametrize("rules", ["paper", "released"])
+def test_end_token_that_our_own_rollout_left_in_its_text_is_the_policys_writing(token: str, rules: str) -> None:
+    # Case 11, from the other side: the policy quotes what a page holds. Its real end token is off the segments.
+    text = f"<think> the page writes {token} here </think> <answer> \\boxed{{Torvale}} </answer>"
+    result = score("", extra_info={"segments": [[text, True]], "stop_reason": "answered"}, rules=rules)
+    assert (result["score"], result["format_ok"]) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize("stop_reason", ["search_failed", "aborted"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_a_fault_of_the_machinery_is_not_judged(stop_reason: str, rules: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -194,3 +195,13 @@ def test_template_arguments_reach_the_template(tokenizer: Any, codec: HFCodec, m
 def test_chat_styles_without_a_chat_template(style: str) -> None:
     with pytest.raises(ConfigError, match=f"prompt.style={style} needs a chat template"):
         build_prompt_ids(SlowTokenizer(), "Who?", protocol="research", style=style)
+
+
+def test_end_token_that_is_not_special_is_plain_text_in_a_document(tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<end_of_turn>"])
+    end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    codec = HFCodec(tokenizer, frozenset({end}))
+    ids = codec.encode("a <end_of_turn> b")
+    assert end not in ids
+    assert codec.decode(ids) == "a <end_of_turn> b"

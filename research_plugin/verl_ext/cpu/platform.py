@@ -17,8 +17,8 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from research_plugin.verl_ext.cpu import patches
 
-# The environment of vLLM's CPU build. KV cache in GiB; no core binding, since trainer and engine take turns on the
-# same cores; one thread, since two processes with two spinning OpenMP threads each slow one another tenfold.
+# The environment of vLLM's CPU build: KV cache in GiB; no core binding, since trainer and engine take turns on the same
+# cores.
 ROLLOUT_ENV = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
