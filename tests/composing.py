@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,9 @@ def _compose(overrides: tuple[str, ...], with_hydra: bool) -> Any:
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=list(overrides), return_hydra_config=with_hydra)
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without anything that a recipe has to set up itself."""
+    hidden = ("VERL_", "VLLM_", "RAY_", "HYDRA_", "OMP_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(hidden)}

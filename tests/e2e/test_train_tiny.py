@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from composing import clean_environment
 
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
@@ -23,12 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.verl]
 
 COMMAND = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", "+recipe=research_tiny"]
 STEPS = 4
-
-
-def _environment() -> dict[str, str]:
-    """No variable of ours is exported: the recipe has to prepare everything itself."""
-    hidden = ("VERL_", "VLLM_", "RAY_", "OMP_NUM_THREADS", "PYTHONPATH")
-    return {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+QUESTIONS = 61  # a prime: divides into nothing
 
 
 def _session(pid: int) -> set[int]:
@@ -83,12 +79,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 *COMMAND,
                 f"trainer.total_training_steps={STEPS}",
                 "trainer.default_local_dir=run",
-                "data.val_max_samples=64",
+                f"data.val_max_samples={QUESTIONS}",
                 # Named so that the retriever can be told apart from any other on this machine.
                 f"actor_rollout_ref.rollout.custom.search.corpus={corpus}",
             ],
             cwd=folder,
-            env=_environment(),
+            env=clean_environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -129,6 +125,14 @@ def test_run_dumps_rollouts_that_searched(run: Path) -> None:
     assert all(0.0 <= row["score"] <= 1.0 for row in rows)
 
 
+def test_run_validates_every_question_once(run: Path) -> None:
+    """Case 23: a validation set that no batch or worker count divides gives one result a question."""
+    for step in (0, STEPS):
+        rows = [json.loads(line) for line in (run / "validation" / f"{step}.jsonl").read_text().splitlines()]
+        assert len(rows) == QUESTIONS
+        assert len({row["input"] for row in rows}) == QUESTIONS
+
+
 def test_run_leaves_no_process_behind(run: Path) -> None:
     assert _wait(lambda: not _marked(run.parent), 30), _marked(run.parent)
 
@@ -142,7 +146,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
         process = subprocess.Popen(
             [*COMMAND, "trainer.default_local_dir=run", f"actor_rollout_ref.rollout.custom.search.corpus={corpus}"],
             cwd=tmp_path,
-            env=_environment(),
+            env=clean_environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,36 @@
+"""examples/own_recipe as its README line says it is run: one's own prompt, reward and corpus, one step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from composing import ROOT, clean_environment
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.e2e, pytest.mark.verl]
+
+
+def test_own_recipe_trains_with_own_prompt_reward_and_corpus(tmp_path: Path) -> None:
+    folder = tmp_path / "own_recipe"
+    shutil.copytree(ROOT / "examples" / "own_recipe", folder, ignore=shutil.ignore_patterns("runs", "outputs"))
+    env = clean_environment()
+    subprocess.run([sys.executable, "make_data.py"], cwd=folder, env=env, check=True, timeout=60)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", ".", "+recipe=my_search"]
+    overrides = ["trainer.total_training_steps=1", "trainer.default_local_dir=run"]
+    done = subprocess.run([*command, *overrides], cwd=folder, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+    rows = [json.loads(line) for line in (folder / "run" / "rollouts" / "1.jsonl").read_text().splitlines()]
+    assert len(rows) == 16 * 5
+    assert all("Answer from the workshop's log." in row["input"] for row in rows)
+    assert {row["score"] for row in rows} <= {0.0, 0.05, 1.0, 1.05}  # exact match, and a little for a search
+    searched = [row["output"] for row in rows if "<result>" in row["output"]]
+    assert searched
+    assert all("is kept by" in text or "is in the workshop on" in text or "No passage" in text for text in searched)
+    assert (folder / "run" / "summary.json").is_file()
