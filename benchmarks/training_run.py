@@ -63,14 +63,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=60)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def quick_replay_buffer(**kwargs: Any) -> Any:
-    """Return veRL's replay buffer with a poll every 0.05 s; for ``trainer.v1.sampler.custom_sampler``.
-
-    Stock veRL 0.9.1 looks for finished rollouts every 2.0 s (trainer/ppo/v1/replay_buffer.py), so that timing_s/gen
-    comes in steps of 2 s.
-    """
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-
-    return ReplayBuffer(**kwargs, poll_interval=0.05)

@@ -12,7 +12,7 @@ log-probs, advantages, update, weight transfer. "gen/own" divides the generation
 rollout that searches has fewer of them, but the engine is done only when the longest one is.
 
 The learning rate is 0, so that both runs keep the same policy. veRL's replay buffer polls every 0.05 s instead of
-2.0 s; otherwise a difference in generation below 2 s would show as 0 or as 2.
+2.0 s (the recipe's choice); otherwise a difference in generation below 2 s would show as 0 or as 2.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def endless_model(target: Path) -> Path:
 
 def run(loop: str, folder: Path, model: Path, steps: int, timeout_s: float) -> dict[str, Any]:
     """Train with one loop; return its per-step numbers without the first step, and their medians per 1,000 tokens."""
-    sampler = "trainer.v1.sampler.custom_sampler"
     rows = train(
         folder,
         [
@@ -60,8 +59,6 @@ def run(loop: str, folder: Path, model: Path, steps: int, timeout_s: float) -> d
             f"trainer.total_training_steps={steps}",
             "trainer.val_before_train=false",
             "trainer.test_freq=-1",
-            f"{sampler}.path={Path(__file__).resolve().parent / 'training_run.py'}",
-            f"{sampler}.name=quick_replay_buffer",
         ],
         timeout_s,
     )

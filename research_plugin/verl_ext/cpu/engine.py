@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -15,11 +13,6 @@ from research_plugin.errors import ConfigError
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CPUEngineWithLMHead(FSDPEngineWithLMHead):
     """FSDP2 over gloo. FSDP1 moves parameters to an accelerator when it starts, so it is refused."""
-
-    def initialize(self) -> None:
-        """Take all cores: in veRL's sync mode trainer and engine take turns, and idle threads do not spin here."""
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-        super().initialize()
 
     def _build_fsdp_module(self, module: Any) -> Any:
         """Build the module without an offload policy.
