@@ -80,6 +80,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 f"trainer.total_training_steps={STEPS}",
                 "trainer.default_local_dir=run",
                 f"data.val_max_samples={QUESTIONS}",
+                # With a reference model, which the recipe does without.
+                "actor_rollout_ref.actor.use_kl_loss=true",
                 # Named so that the retriever can be told apart from any other on this machine.
                 f"actor_rollout_ref.rollout.custom.search.corpus={corpus}",
             ],
@@ -116,6 +118,7 @@ def test_run_engine_and_trainer_agree(run: Path) -> None:
     differences = [row["training/rollout_probs_diff_max"] for row in _metrics(run) if "actor/grad_norm" in row]
     assert len(differences) == STEPS
     assert max(differences) < 1e-3
+    assert all("actor/kl_loss" in row for row in _metrics(run) if "actor/grad_norm" in row)
 
 
 def test_run_dumps_rollouts_that_searched(run: Path) -> None:
