@@ -29,8 +29,9 @@ def test_own_recipe_trains_with_own_prompt_reward_and_corpus(tmp_path: Path) -> 
     rows = [json.loads(line) for line in (folder / "run" / "rollouts" / "1.jsonl").read_text().splitlines()]
     assert len(rows) == 16 * 5
     assert all("Answer from the workshop's log." in row["input"] for row in rows)
-    assert {row["score"] for row in rows} <= {0.0, 0.05, 1.0, 1.05}  # exact match, and a little for a search
+    assert {round(row["score"], 4) for row in rows} <= {0.0, 0.05, 1.0, 1.05}  # exact match, and a little for a search
     searched = [row["output"] for row in rows if "<result>" in row["output"]]
     assert searched
-    assert all("is kept by" in text or "is in the workshop on" in text or "No passage" in text for text in searched)
+    own = ("is kept by", "is in the workshop on", "No passage was found", "The search was empty", "No more searches")
+    assert all(any(text in output for text in own) for output in searched)
     assert (folder / "run" / "summary.json").is_file()
