@@ -118,7 +118,7 @@ def _make_absolute(config: DictConfig) -> None:
 
 def _absolute(file: str) -> str:
     path = Path(file).expanduser()
-    return str(path.absolute()) if path.is_file() else file
+    return os.path.abspath(path) if path.is_file() else file
 
 
 def _set_metrics_file(config: DictConfig) -> None:

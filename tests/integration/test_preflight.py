@@ -80,7 +80,7 @@ def test_wrong_settings_stop_with_all_faults_at_once(tmp_path: Path, unused_port
     assert done.returncode == 1
     output = done.stdout + done.stderr
     for part in (
-        "data.train_files and data.val_files both hold ../rows.parquet",
+        f"data.train_files and data.val_files both hold {tmp_path}/rows.parquet",
         "data.train_batch_size=100 is no multiple of actor_rollout_ref.actor.ppo_mini_batch_size=256",
         "data.max_prompt_length + data.max_response_length = 9512 exceeds actor_rollout_ref.rollout.max_model_len=8704",
         f"{CUSTOM}.search.url=http://localhost:{unused_port} is this machine only, but trainer.nnodes=8",
