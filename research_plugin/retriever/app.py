@@ -49,7 +49,7 @@ class _Service:
             else:
                 self.engine = outcome
                 self.batcher = Batcher(outcome, self._max_waiting, self._max_batch, self.metrics.observe_batch)
-                _log.info("ready: engine %s, %d documents", outcome.name, outcome.size)
+                _log.info("ready: engine %s, %s documents", outcome.name, outcome.size)
             done(outcome)
 
         def work() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from research_plugin.document import Document
 from research_plugin.errors import ConfigError, DataError
+from research_plugin.retriever.engine import SILENT, Stages
 
 # Kana and Han are written without spaces, so each character is a token of its own; Hangul has word breaks.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -55,9 +56,13 @@ class BM25Engine:
     def size(self) -> int:
         return len(self._documents)
 
-    def search(self, queries: list[str], topk: int) -> list[list[Document]]:
+    def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
         """Return the best documents of each query; one that shares no word with the query is never returned."""
-        return [self._search_one(query, topk) for query in queries]
+        with stages("search"):
+            return [self._search_one(query, topk) for query in queries]
+
+    def close(self) -> None:
+        """Nothing to let go of: everything is in memory."""
 
     def _search_one(self, query: str, topk: int) -> list[Document]:
         import numpy as np

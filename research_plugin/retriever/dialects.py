@@ -59,7 +59,7 @@ class Dialect:
     null_topk: bool = False
     """``null`` counts as "not given" (Search-R1's clients send it)."""
 
-    def parse(self, body: bytes, limits: Limits, size: int) -> Request:
+    def parse(self, body: bytes, limits: Limits, size: int | None) -> Request:
         """Check a request body against the limits and a corpus of ``size`` documents.
 
         Raises:
@@ -97,15 +97,16 @@ class Dialect:
                 raise BadRequest(f"query {place} holds a lone surrogate, which is no character", "invalid_text")
         return given
 
-    def _topk(self, fields: dict[str, Any], limits: Limits, size: int) -> int:
-        most = min(limits.max_topk, size)
+    def _topk(self, fields: dict[str, Any], limits: Limits, size: int | None) -> int:
+        most = limits.max_topk if size is None else min(limits.max_topk, size)
         if self.topk_key not in fields or (self.null_topk and fields[self.topk_key] is None):
             return min(limits.default_topk or self.default_topk, most)
         topk = fields[self.topk_key]
         if isinstance(topk, bool) or not isinstance(topk, int):
             raise BadRequest(f"{self.topk_key} must be an integer, got {_kind(topk)}")
         if not 1 <= topk <= most:
-            raise BadRequest(f"{self.topk_key} must be from 1 to {most} here (corpus: {size} documents)", "topk_range")
+            corpus = "" if size is None else f" (corpus: {size} documents)"
+            raise BadRequest(f"{self.topk_key} must be from 1 to {most} here{corpus}", "topk_range")
         return topk
 
 

@@ -1,0 +1,164 @@
+"""What a retriever recipe can set: ``recipes/retriever/*.yaml``, ``research-plugin serve key=value``.
+
+Plain dataclasses; `recipe` reads YAML and the command line into them and knows FlashRAG's names for the same things.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EncoderSettings:
+    """A text encoder. Nothing here is guessed from a path or a name: what an index was built with must be said."""
+
+    model_path: str | None = None
+    """Folder of a Hugging Face or sentence-transformers model, or a hub name."""
+    backend: str = "transformers"
+    """"transformers" (pooling done here) or "sentence_transformers" (the model's own modules; pooling is then theirs)."""
+    pooling: str = "mean"
+    """"mean" (over real tokens), "cls" (first token), "last" (last real token) or "pooler" (the model's own head)."""
+    normalize: bool = True
+    """Scale every vector to length 1 (E5: inner product is then cosine)."""
+    query_instruction: str = "query: "
+    """Text put before every query, exactly as written here; "" for none."""
+    passage_instruction: str = "passage: "
+    """Text put before every passage when an index is built."""
+    query_max_length: int = 128
+    """Tokens of a query, instruction and special tokens included; the rest is cut."""
+    passage_max_length: int = 180
+    """Tokens of a passage, the same way."""
+    dtype: str = "auto"
+    """"auto": bfloat16 on a CPU that multiplies it in hardware, float16 on a GPU, else float32; or one of these names."""
+    device: str = "auto"
+    """"auto", "cpu", "cuda" or "cuda:N"."""
+    batch_tokens: int = 16_384
+    """Most tokens, padding included, in one forward pass."""
+
+
+@dataclass
+class IndexSettings:
+    """A vector index file."""
+
+    path: str | None = None
+    """FAISS index file, as FlashRAG's builder or ``research-plugin index build`` writes it."""
+    backend: str = "faiss"
+    """"faiss" (any type it can read) or "torch" (exact, over the vectors of a flat index; several GPUs or the CPU)."""
+    mmap: bool = True
+    """Map the file instead of reading it: several servers of a machine then share one copy."""
+    nprobe: int | None = None
+    """IVF: lists visited per query. None: what the file says, which is 1 unless somebody set it - too few."""
+    ef_search: int | None = None
+    """HNSW: candidates kept per query."""
+    blas_threshold: int = 20
+    """FAISS flat: queries x dimension from which it multiplies matrices (faiss 1.15: 128,000 by default, far too late)."""
+    devices: list[str] = field(default_factory=list)
+    """torch: where the shards live, such as ["cuda:0", "cuda:1"]; empty: every GPU, or the CPU."""
+    dtype: str = "auto"
+    """torch: "float32", "float16" or "bfloat16"; "auto": float16 on a GPU, float32 on the CPU. Below float32, the best
+    rows are scored again in float32."""
+    memory_gb: float | None = None
+    """torch: most memory per device for vectors and scratch; None: what is free, less a tenth."""
+
+
+@dataclass
+class RerankSettings:
+    """A cross-encoder that scores the engine's best documents again."""
+
+    model_path: str | None = None
+    """Hugging Face sequence-classification model; None: no reranking."""
+    candidates: int = 50
+    """Documents per query handed to it."""
+    max_length: int = 512
+    """Tokens of query and document together."""
+    dtype: str = "auto"
+    device: str = "auto"
+    batch_tokens: int = 16_384
+
+
+@dataclass
+class WebSettings:
+    """Search through a Serper-shaped API, as R1-Searcher evaluates online."""
+
+    endpoint: str = "https://google.serper.dev/search"
+    key_env: str = "SERPER_API_KEY"
+    """Environment variable that holds the key; never the key itself."""
+    site: str | None = None
+    """Only this site, such as en.wikipedia.org."""
+    country: str | None = None
+    language: str | None = None
+    fetch_pages: bool = False
+    """Read the pages found instead of returning the search engine's snippets."""
+    page_chars: int = 4_000
+    """Most characters of a page's text that are returned."""
+    timeout: float = 20.0
+    """Seconds for one request of any kind."""
+    retries: int = 3
+    requests_per_second: float = 5.0
+    """Most search requests a second, over all queries."""
+    max_concurrency: int = 16
+    cache_dir: str | None = None
+    """Folder of an on-disk cache of searches and pages; None: none."""
+    cache_days: float = 30.0
+    allow_private_addresses: bool = False
+    """Fetch pages from loopback and private networks, too: off, because a page's address comes from outside."""
+    summarize_url: str | None = None
+    """Base URL of an OpenAI-compatible server that summarises each page for the query; None: no summaries."""
+    summarize_model: str | None = None
+    """Model name there; None: the only one it serves."""
+    summarize_key_env: str | None = None
+
+
+@dataclass
+class ServerSettings:
+    """The HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one."""
+    token_env: str | None = None
+    """Environment variable that holds the bearer token to ask for; None: no token."""
+    max_topk: int = 100
+    max_queries: int = 1024
+    """Queries in one request."""
+    max_query_chars: int = 32_768
+    max_body_mb: int = 8
+    max_queue: int = 4096
+    """Queries that may wait; beyond it the answer is 429."""
+    max_batch: int = 256
+    """Queries in one engine call."""
+    max_batch_tokens: int = 32_768
+    """Estimated tokens in one engine call."""
+    deadline: float = 60.0
+    """Seconds a query may wait and compute before the answer is 503; a client may ask for less (X-Deadline-Seconds)."""
+    cache_size: int = 10_000
+    """Queries whose results are kept (least recently used out first); 0: none."""
+    drain: float = 10.0
+    """Seconds that requests in progress get after SIGTERM."""
+
+
+@dataclass
+class RetrieverConfig:
+    """Everything about one retriever server."""
+
+    engine: str = "bm25"
+    """"bm25", "dense", "flashrag", "hybrid" or "web"."""
+    corpus: str | None = None
+    """JSONL corpus in FlashRAG's form."""
+    topk: int | None = None
+    """Documents when a request names no number; None: the route's own (10 or 3)."""
+    stemmer: str | None = None
+    """bm25: Snowball language such as "english" (needs PyStemmer); None: whole words."""
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    index: IndexSettings = field(default_factory=IndexSettings)
+    rerank: RerankSettings = field(default_factory=RerankSettings)
+    web: WebSettings = field(default_factory=WebSettings)
+    hybrid: list[str] = field(default_factory=lambda: ["bm25", "dense"])
+    """hybrid: the engines whose rankings are fused (reciprocal rank)."""
+    hybrid_candidates: int = 50
+    """hybrid: documents taken from each ranking."""
+    flashrag_config: str | None = None
+    """flashrag: FlashRAG's own YAML file for the retriever."""
+    threads: int = 1
+    """CPU threads of one computation (torch, FAISS, BLAS). More than the free cores makes it slower, not faster."""
+    server: ServerSettings = field(default_factory=ServerSettings)
