@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from research_plugin.errors import ResearchPluginError
 from research_plugin.retriever.batcher import Batcher, QueueFull
-from research_plugin.retriever.dialects import DIALECTS, BadRequest, Dialect, Limits
 from research_plugin.retriever.engine import Engine
 from research_plugin.retriever.metrics import Metrics
+from research_plugin.retriever.routes import ROUTES, BadRequest, RequestLimits, SearchRoute
+from research_plugin.retriever.settings import ServerSettings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 class _Service:
     """What the routes share: the engine once it is loaded, its batcher, the counters."""
 
-    def __init__(self, limits: Limits, max_waiting: int, max_batch: int) -> None:
+    def __init__(self, limits: RequestLimits, max_waiting: int, max_batch: int) -> None:
         self.limits, self._max_waiting, self._max_batch = limits, max_waiting, max_batch
         self.engine: Engine | None = None
         self.batcher: Batcher | None = None
@@ -65,36 +66,35 @@ class _Service:
 
         threading.Thread(target=work, name="load", daemon=True).start()
 
-    async def answer(self, dialect: Dialect, body: bytes) -> Any:
+    async def answer(self, route: SearchRoute, body: bytes) -> Any:
         if self.engine is None or self.batcher is None:
             raise BadRequest(self.failure or "the engine is still loading", "not_ready", 503)
-        request = dialect.parse(body, self.limits, self.engine.size)
+        request = route.parse(body, self.limits, self.engine.size)
         asked = [query for query in request.queries if query.strip()]
         self.metrics.queries.inc(len(asked))
         try:
             found = iter(await self.batcher.search(asked, request.topk))
         except QueueFull:
             raise BadRequest("too many queries are waiting; try again later", "busy", 429) from None
-        return dialect.render(request, [next(found) if query.strip() else [] for query in request.queries])
+        return route.render(request, [next(found) if query.strip() else [] for query in request.queries])
 
 
 def create_app(
     make_engine: Callable[[], Engine],
     *,
-    limits: Limits | None = None,
+    settings: ServerSettings,
     token: str | None = None,
-    max_waiting: int = 4_096,
-    max_batch: int = 256,
+    description: dict[str, Any] | None = None,
     on_loaded: Callable[[Engine | Exception], None] | None = None,
 ) -> Starlette:
     """Make the ASGI application; the engine is loaded in a thread when the application starts.
 
     Args:
         make_engine: builds the engine; may take minutes.
-        limits: what one request may ask for.
+        settings: limits, queue, deadline.
         token: if given, every route but /health wants ``Authorization: Bearer <token>``.
-        max_waiting: queries that may wait before the answer is 429.
-        max_batch: queries in one engine call.
+        description: ``engine``, ``size``, ``topk`` and ``corpus`` as /health shows them; what is left out or None comes
+            from the engine. ``topk`` is also what a request gets that names no number.
         on_loaded: called in the event loop with the engine, or with the error that kept it from loading.
     """
     from starlette.applications import Starlette
@@ -102,8 +102,15 @@ def create_app(
     from starlette.responses import JSONResponse, PlainTextResponse
     from starlette.routing import Route
 
-    limits = limits or Limits()
-    service = _Service(limits, max(max_waiting, limits.max_batch_queries), max_batch)
+    described = {key: value for key, value in (description or {}).items() if value is not None}
+    limits = RequestLimits(
+        settings.max_body_mb * 2**20,
+        settings.max_query_chars,
+        settings.max_queries,
+        settings.max_topk,
+        described.get("topk"),
+    )
+    service = _Service(limits, max(settings.max_queue, settings.max_queries), settings.max_batch)
 
     def error(status: int, code: str, message: str) -> Response:
         retry = {"Retry-After": "1"} if status in (429, 503) else None
@@ -114,12 +121,12 @@ def create_app(
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
         return token is None or hmac.compare_digest(given, f"Bearer {token}".encode())
 
-    def search_route(path: str, dialect: Dialect) -> Route:
+    def search_route(path: str, route: SearchRoute) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
                 if not authorized(request):
                     raise BadRequest("a valid bearer token is required", "unauthorized", 401)
-                answer = await service.answer(dialect, await _read_body(request, service.limits.max_body_bytes))
+                answer = await service.answer(route, await _read_body(request, service.limits.max_body_bytes))
                 response: Response = JSONResponse(answer)
             except BadRequest as refusal:
                 response = error(refusal.status, refusal.code, refusal.message)
@@ -133,7 +140,8 @@ def create_app(
 
     async def health(request: Request) -> Response:
         if service.engine is not None:
-            return JSONResponse({"status": "ready", "engine": service.engine.name, "size": service.engine.size})
+            ready = {"status": "ready", "engine": service.engine.name, "size": service.engine.size}
+            return JSONResponse({**ready, "topk": None, "corpus": None, **described})
         state = {"status": "failed", "error": service.failure} if service.failure else {"status": "loading"}
         return JSONResponse(state, 503, headers={"Retry-After": "1"})
 
@@ -153,7 +161,7 @@ def create_app(
         if service.batcher is not None:
             service.batcher.close()
 
-    routes = [search_route(path, dialect) for path, dialect in DIALECTS.items()]
+    routes = [search_route(path, route) for path, route in ROUTES.items()]
     routes += [Route("/health", health), Route("/metrics", metrics)]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: http_error})
 

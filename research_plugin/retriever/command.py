@@ -62,7 +62,7 @@ def _serve(args: argparse.Namespace) -> int:
     import uvicorn
 
     from research_plugin.retriever.app import create_app
-    from research_plugin.retriever.dialects import Limits
+    from research_plugin.retriever.settings import ServerSettings
 
     _check_positive(args)
     token = _token(args.token_env)
@@ -83,13 +83,19 @@ def _serve(args: argparse.Namespace) -> int:
         elif args.ready_file is not None:
             _write_atomically(args.ready_file, {"url": url, "pid": os.getpid()})
 
-    limits = Limits(args.max_body_mb * 2**20, args.max_query_chars, args.max_queries, args.max_topk, args.topk)
+    settings = ServerSettings(
+        max_topk=args.max_topk,
+        max_queries=args.max_queries,
+        max_query_chars=args.max_query_chars,
+        max_body_mb=args.max_body_mb,
+        max_queue=args.max_queue,
+        max_batch=args.max_batch,
+    )
     app = create_app(
         lambda: _load(args.corpus, args.stemmer),
-        limits=limits,
+        settings=settings,
         token=token,
-        max_waiting=args.max_queue,
-        max_batch=args.max_batch,
+        description={"topk": args.topk, "corpus": Path(args.corpus).name},
         on_loaded=on_loaded,
     )
     config = uvicorn.Config(

@@ -22,7 +22,9 @@ import uvicorn
 from research_plugin.document import Document
 from research_plugin.errors import ConfigError, SearchError
 from research_plugin.retriever.app import create_app
+from research_plugin.retriever.engine import SILENT, Stages
 from research_plugin.retriever.process import RetrieverProcess
+from research_plugin.retriever.settings import ServerSettings
 from research_plugin.search.check import check_retriever, check_retriever_blocking
 from research_plugin.search.client import SearchClient, SearchReply, shared_client
 from research_plugin.search.settings import SearchConfig
@@ -97,7 +99,13 @@ def test_retriever_answers_all_dialects(http: httpx.Client) -> None:
     assert http.post("/retrieve", json={"queries": ["France"], "topk": 1}).json() == {"result": [[paris]]}
     answers = http.post("/queries", json={"queries": ["France", "zebra"], "k": 1}).json()
     assert answers == {"queries": ["France", "zebra"], "answers": [[paris["contents"]], []]}
-    assert http.get("/health").json() == {"status": "ready", "engine": "bm25", "size": 4}
+    assert http.get("/health").json() == {
+        "status": "ready",
+        "engine": "bm25",
+        "size": 4,
+        "topk": None,
+        "corpus": "corpus.jsonl",
+    }
     assert "retriever_queries_total" in http.get("/metrics").text
 
 
@@ -302,7 +310,7 @@ class SlowEngine:
     def __init__(self) -> None:
         self.queries = 0
 
-    def search(self, queries: list[str], topk: int) -> list[list[Document]]:
+    def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
         self.queries += len(queries)
         time.sleep(0.2)
         return [[Document("0", query)] for query in queries]
@@ -311,7 +319,7 @@ class SlowEngine:
 @contextmanager
 def slow_server(engine: SlowEngine, max_batch: int = 256) -> Iterator[tuple[str, uvicorn.Server]]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    config = uvicorn.Config(create_app(lambda: engine, max_batch=max_batch), log_config=None)
+    config = uvicorn.Config(create_app(lambda: engine, settings=ServerSettings(max_batch=max_batch)), log_config=None)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -15,7 +15,8 @@ import pytest
 from research_plugin.document import Document
 from research_plugin.errors import DataError
 from research_plugin.retriever.app import create_app
-from research_plugin.retriever.dialects import Limits
+from research_plugin.retriever.engine import SILENT, Stages
+from research_plugin.retriever.settings import ServerSettings
 
 DOCUMENTS = [Document("00012", "Beyoncé\nsinger", 2.0), Document("1", "b", 1.0), Document("2", "c", 0.5)]
 PLAIN = [{"id": "00012", "contents": "Beyoncé\nsinger"}, {"id": "1", "contents": "b"}, {"id": "2", "contents": "c"}]
@@ -30,7 +31,7 @@ class StubEngine:
         self.batches: list[list[str]] = []
         self.seconds, self.gate = seconds, gate
 
-    def search(self, queries: list[str], topk: int) -> list[list[Document]]:
+    def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
         self.batches.append(queries)
         if self.gate is not None:
             assert self.gate.wait(10)
@@ -44,7 +45,7 @@ class StubEngine:
 async def serving(
     make_engine: Callable[[], Any], ready: bool = True, **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(make_engine, **options)
+    app = create_app(make_engine, **{"settings": ServerSettings(), **options})
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client,
@@ -110,7 +111,7 @@ async def test_server_dialects(route: str, body: dict[str, Any], answer: Any) ->
         ("/search", b'{"query": "q", "top_n": null}', 400, "top_n must be an integer"),
         ("/search", b'{"query": "q", "return_score": 1}', 400, "return_score must be true or false"),
         ("/search", b'{"query": "' + b"q" * 101 + b'"}', 400, "101 characters; at most 100"),
-        ("/search", b'{"query": "' + b"q" * 5000 + b'"}', 413, "larger than 2000 bytes"),
+        ("/search", b'{"query": "' + b"q" * 2**20 + b'"}', 413, "larger than 1048576 bytes"),
         ("/batch_search", b'{"query": "q"}', 400, "must be a list of strings, got a string"),
         ("/batch_search", b'{"query": ["q", 1]}', 400, "must be a list of strings"),
         ("/batch_search", b'{"query": ["q", "\\udfff"]}', 400, "query 1 holds a lone surrogate"),
@@ -122,8 +123,8 @@ async def test_server_dialects(route: str, body: dict[str, Any], answer: Any) ->
     ],
 )
 async def test_server_refuses_bad_requests_and_lives_on(route: str, body: bytes, status: int, message: str) -> None:
-    limits = Limits(max_body_bytes=200_000 if len(body) == 100_000 else 2000, max_query_chars=100, max_batch_queries=4)
-    async with serving(StubEngine, limits=limits) as client:
+    settings = ServerSettings(max_body_mb=1, max_query_chars=100, max_queries=4)
+    async with serving(StubEngine, settings=settings) as client:
         response = await client.post(route, content=body)
         assert response.status_code == status
         assert message in response.json()["error"]["message"]
@@ -146,7 +147,7 @@ async def test_server_takes_any_text(query: str) -> None:
 
 
 async def test_server_topk_limit_and_default() -> None:
-    async with serving(StubEngine, limits=Limits(max_topk=2, default_topk=1)) as client:
+    async with serving(StubEngine, settings=ServerSettings(max_topk=2), description={"topk": 1}) as client:
         assert (await client.post("/search", json={"query": "q"})).json() == PLAIN[:1]
         assert (await client.post("/search", json={"query": "q", "top_n": 3})).status_code == 400
 
@@ -166,7 +167,7 @@ async def test_server_says_loading_until_the_engine_is_there() -> None:
         gate.set()
         while (health := await client.get("/health")).status_code == 503:
             await asyncio.sleep(0.005)
-        assert health.json() == {"status": "ready", "engine": "stub", "size": 3}
+        assert health.json() == {"status": "ready", "engine": "stub", "size": 3, "topk": None, "corpus": None}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ async def test_server_token(header: str | None, status: int) -> None:
 async def test_server_batches_what_waits_and_computes_identical_queries_once() -> None:
     gate = threading.Event()
     engine = StubEngine(gate=gate)
-    async with serving(lambda: engine, max_batch=4) as client:
+    async with serving(lambda: engine, settings=ServerSettings(max_batch=4)) as client:
         names = ["first", "a", "b", "a", "c", "d"]
         tasks = []
         for name in names:
@@ -227,7 +228,7 @@ async def test_server_batches_what_waits_and_computes_identical_queries_once() -
 
 async def test_server_answers_429_when_its_queue_is_full() -> None:
     gate = threading.Event()
-    async with serving(lambda: StubEngine(gate=gate), max_waiting=4, limits=Limits(max_batch_queries=4)) as client:
+    async with serving(lambda: StubEngine(gate=gate), settings=ServerSettings(max_queue=4, max_queries=4)) as client:
         running = asyncio.create_task(client.post("/search", json={"query": "running"}))
         await asyncio.sleep(0.02)
         waiting = asyncio.create_task(client.post("/batch_search", json={"query": ["a", "b", "c", "d"]}))
@@ -256,7 +257,7 @@ async def test_server_engine_failure_hits_only_its_own_query(caplog: pytest.LogC
 
 
 async def test_server_256_clients_do_not_starve_health() -> None:
-    async with serving(lambda: StubEngine(seconds=0.1), max_batch=16) as client:
+    async with serving(lambda: StubEngine(seconds=0.1), settings=ServerSettings(max_batch=16)) as client:
         searches = [asyncio.create_task(client.post("/search", json={"query": f"q{n}"})) for n in range(256)]
         await asyncio.sleep(0.1)
         assert (await client.get("/health")).status_code == 200

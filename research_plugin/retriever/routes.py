@@ -25,7 +25,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may ask for; a violation is a 4xx, never a silent cut."""
 
     max_body_bytes: int = 8 * 2**20
@@ -33,7 +33,7 @@ class Limits:
     max_batch_queries: int = 1_024
     max_topk: int = 100
     default_topk: int | None = None
-    """Used when a request names no topk; None: the dialect's own default (10 or 3)."""
+    """Used when a request names no topk; None: the route's own default (10 or 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class SearchRoute:
     """Field names of one route, and how it lays out the answer."""
 
     queries_key: str
@@ -59,7 +59,7 @@ class Dialect:
     null_topk: bool = False
     """``null`` counts as "not given" (Search-R1's clients send it)."""
 
-    def parse(self, body: bytes, limits: Limits, size: int | None) -> Request:
+    def parse(self, body: bytes, limits: RequestLimits, size: int | None) -> Request:
         """Check a request body against the limits and a corpus of ``size`` documents.
 
         Raises:
@@ -77,7 +77,7 @@ class Dialect:
             raise BadRequest(f"{self.scores_key} must be true or false, got {_kind(scores)}")
         return Request(queries, self._topk(fields, limits, size), scores)
 
-    def _queries(self, fields: dict[str, Any], limits: Limits) -> list[str]:
+    def _queries(self, fields: dict[str, Any], limits: RequestLimits) -> list[str]:
         given = fields.get(self.queries_key)
         if self.single:
             if not isinstance(given, str):
@@ -97,7 +97,7 @@ class Dialect:
                 raise BadRequest(f"query {place} holds a lone surrogate, which is no character", "invalid_text")
         return given
 
-    def _topk(self, fields: dict[str, Any], limits: Limits, size: int | None) -> int:
+    def _topk(self, fields: dict[str, Any], limits: RequestLimits, size: int | None) -> int:
         most = limits.max_topk if size is None else min(limits.max_topk, size)
         if self.topk_key not in fields or (self.null_topk and fields[self.topk_key] is None):
             return min(limits.default_topk or self.default_topk, most)
@@ -139,10 +139,10 @@ def _render_queries(request: Request, rows: list[list[Document]]) -> Any:
     return {"queries": request.queries, "answers": [[document.contents for document in row] for row in rows]}
 
 
-DIALECTS = {
-    "/search": Dialect("query", "top_n", "return_score", 10, _render_search, single=True),
-    "/batch_search": Dialect("query", "top_n", "return_score", 10, _render_batch_search),
-    "/retrieve": Dialect("queries", "topk", "return_scores", 3, _render_retrieve, null_topk=True),
-    "/queries": Dialect("queries", "k", None, 3, _render_queries),
+ROUTES = {
+    "/search": SearchRoute("query", "top_n", "return_score", 10, _render_search, single=True),
+    "/batch_search": SearchRoute("query", "top_n", "return_score", 10, _render_batch_search),
+    "/retrieve": SearchRoute("queries", "topk", "return_scores", 3, _render_retrieve, null_topk=True),
+    "/queries": SearchRoute("queries", "k", None, 3, _render_queries),
 }
-"""Route -> dialect. In a batch, a blank query gets an empty result list in its place."""
+"""Path -> route. In a batch, a blank query gets an empty result list in its place."""
