@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a clean clone to a trained model: sets up an environment, starts the retriever server, and runs the real main
-# job - stock veRL, Ray, FSDP2, vLLM - on the embedded tiny world. About ten minutes on two CPU cores, install included.
+# job - stock veRL, Ray, FSDP2, vLLM - on the embedded tiny world. Five to ten minutes on two CPU cores, install included.
 # Further arguments are Hydra overrides: bash examples/quickstart.sh trainer.total_training_steps=4
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
