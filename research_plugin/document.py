@@ -1,8 +1,11 @@
-"""The one value that servers, clients and dialects exchange: a retrieved passage."""
+"""The one value that servers, clients and dialects exchange: a retrieved passage, and the text it may hold."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +19,8 @@ class Document:
     id: str
     contents: str
     score: float | None = None
+
+
+def without_surrogates(text: str) -> str:
+    """Return ``text`` with U+FFFD for every lone surrogate: JSON can carry those, UTF-8 and tokenizers take none."""
+    return _SURROGATES.sub("\ufffd", text)

@@ -26,10 +26,12 @@ class TinyFiles:
 
     @property
     def train(self) -> Path:
+        """Questions to train on (`rows.make_row`)."""
         return self.root / "train.parquet"
 
     @property
     def val(self) -> Path:
+        """Held-out questions."""
         return self.root / "val.parquet"
 
     @property

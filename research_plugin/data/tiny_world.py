@@ -84,6 +84,7 @@ class Question:
 
     @property
     def golden_answers(self) -> list[str]:
+        """The one answer: the last fact's object."""
         return [self.facts[-1].object.name]
 
     @property
@@ -93,6 +94,7 @@ class Question:
 
     @property
     def split(self) -> str:
+        """The half of the world it asks about."""
         return self.facts[0].subject.split
 
 
@@ -105,9 +107,11 @@ class World:
 
     @property
     def corpus(self) -> list[Document]:
+        """One passage a fact."""
         return [fact.passage for fact in self.facts]
 
     def names(self, split: str) -> list[str]:
+        """The names of one half's entities."""
         return [entity.name for entity in self.entities if entity.split == split]
 
 

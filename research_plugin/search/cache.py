@@ -24,12 +24,14 @@ class MemoryCache:
         self._entries: OrderedDict[str, Documents] = OrderedDict()
 
     def get(self, query: str) -> Documents | None:
+        """Return the result, now the most recent one, or None."""
         documents = self._entries.get(query)
         if documents is not None:
             self._entries.move_to_end(query)
         return documents
 
     def put(self, query: str, documents: Documents) -> None:
+        """Keep a result; the one unused for longest goes when there are too many."""
         if self._size == 0:
             return
         self._entries[query] = documents
@@ -80,6 +82,7 @@ class DiskCache:
             self._give_up(error)
 
     def close(self) -> None:
+        """Close the file; a later call opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

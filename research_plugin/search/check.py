@@ -1,4 +1,4 @@
-"""Asks every configured retriever, in seconds, whether it is up, ready and speaks the configured dialect."""
+"""Asks every configured retriever, in seconds, whether it is up, ready and speaks the configured api."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def check_retriever(settings: SearchConfig, timeout: float = 5.0) -> dict[
 
     Raises:
         ConfigError: the corpus is missing or the token variable is unset.
-        SearchError: a retriever is unreachable, still loading, or answers in another dialect; names key and URL.
+        SearchError: a retriever is unreachable, still loading, or answers in another form; names key and URL.
     """
     if settings.engine == "in_process":
         path = settings.corpus or ""

@@ -6,7 +6,6 @@ How a batch is answered, retries included, is the transport's business (`http`, 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections import deque
@@ -15,13 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from research_plugin.document import Document
+from research_plugin.document import Document, without_surrogates
 from research_plugin.errors import SearchError
 from research_plugin.search.cache import DiskCache, Documents, MemoryCache
 from research_plugin.search.settings import SearchConfig
 from research_plugin.search.transport import Rejected, SearchStats, Transport
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class SearchClient:
         started = time.perf_counter()
         loop = self._bind()
         self.stats.queries += 1
-        query = _SURROGATES.sub("\ufffd", query).strip()[: self.settings.max_query_chars]
+        query = without_surrogates(query).strip()[: self.settings.max_query_chars]
         if not query:
             return SearchReply((), 0.0, cached=False)
         known = self._memory.get(query)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from research_plugin.document import Document
 from research_plugin.errors import ConfigError, SearchError
-from research_plugin.search.dialects import DIALECTS
+from research_plugin.search.apis import APIS
 from research_plugin.search.settings import SearchConfig, is_loopback
 from research_plugin.search.transport import Rejected, SearchStats
 
@@ -61,11 +61,12 @@ class HttpTransport:
         self, settings: SearchConfig, stats: SearchStats, mock: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._settings, self._stats = settings, stats
-        self._dialect = DIALECTS[settings.api]
+        self._api = APIS[settings.api]
         headers = bearer_headers(settings)
         self._endpoints = [_Endpoint(url, _open(url, settings, headers, mock)) for url in settings.endpoints]
 
     async def fetch(self, queries: list[str], topk: int) -> list[list[Document]]:
+        """Answer a batch (see `Transport`), on another replica at each try where there is one."""
         started = time.monotonic()
         server_errors = 0
         for tried in range(1, self._settings.retries + 2):
@@ -88,6 +89,7 @@ class HttpTransport:
         raise AssertionError("unreachable")
 
     async def aclose(self) -> None:
+        """Close every connection."""
         for endpoint in self._endpoints:
             await endpoint.http.aclose()
 
@@ -97,7 +99,7 @@ class HttpTransport:
         self._stats.requests += 1
         endpoint.outstanding += 1
         try:
-            response = await endpoint.http.post(self._dialect.path, json=self._dialect.body(queries, topk))
+            response = await endpoint.http.post(self._api.path, json=self._api.body(queries, topk))
         except httpx.TransportError as error:
             raise _Transient(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
         finally:
@@ -108,7 +110,7 @@ class HttpTransport:
         status = response.status_code
         if status == 200:
             try:
-                return self._dialect.parse(response.json(), queries, topk)
+                return self._api.parse(response.json(), queries, topk)
             except (ValueError, RecursionError) as error:
                 cause = f"HTTP 200 but no {self._settings.api} answer ({error}): {_excerpt(response)}"
                 raise _Transient(cause) from error
@@ -118,7 +120,7 @@ class HttpTransport:
         # The server is up, whatever it thinks of this request.
         endpoint.sick = False
         kind = Rejected if status in _SPLITTABLE else SearchError
-        raise kind(f"search at {endpoint.url}{self._dialect.path} was refused, not retried: {cause}")
+        raise kind(f"search at {endpoint.url}{self._api.path} was refused, not retried: {cause}")
 
     def _pick(self) -> _Endpoint:
         """Return the well replica with the fewest requests out, or, if all are sick, the one sick for longest."""
@@ -145,7 +147,7 @@ class HttpTransport:
         others = f" (and {len(self._endpoints) - 1} more)" if len(self._endpoints) > 1 else ""
         spent = time.monotonic() - started
         tries = "1 try" if tried == 1 else f"{tried} tries"
-        where = f"{endpoint.url}{self._dialect.path}{others}"
+        where = f"{endpoint.url}{self._api.path}{others}"
         return f"search at {where} failed after {tries} in {spent:.1f} s; last cause: {cause}. Is the retriever up?"
 
 

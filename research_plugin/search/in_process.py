@@ -27,6 +27,7 @@ class InProcessTransport:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
     async def fetch(self, queries: list[str], topk: int) -> list[list[Document]]:
+        """Answer a batch in the worker thread; an engine's error becomes a `SearchError`."""
         self._stats.requests += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, queries, topk)
@@ -34,6 +35,7 @@ class InProcessTransport:
             raise SearchError(f"search in this process failed: {error}") from error
 
     async def aclose(self) -> None:
+        """Let the thread end; batches that wait for it are dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _search(self, queries: list[str], topk: int) -> list[list[Document]]:

@@ -47,7 +47,7 @@ class SearchConfig:
     corpus: str | None = None
     """JSONL corpus for "in_process"."""
     api: str = "batch_search"
-    """The server's dialect: batch_search (ReSearch), retrieve (Search-R1), queries (R1-Searcher)."""
+    """The server's route: batch_search (ReSearch), retrieve (Search-R1), queries (R1-Searcher)."""
     topk: int = 5
     """Documents per query."""
     connect_timeout: float = 5.0

@@ -322,7 +322,7 @@ async def test_client_pickles_without_its_connections() -> None:
         ),
     ],
 )
-async def test_client_dialects(api: str, path: str, body: Any, answer: Any, documents: tuple[Document, ...]) -> None:
+async def test_client_apis(api: str, path: str, body: Any, answer: Any, documents: tuple[Document, ...]) -> None:
     seen = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -337,9 +337,9 @@ async def test_client_dialects(api: str, path: str, body: Any, answer: Any, docu
 
 async def test_client_replaces_half_surrogates_in_passages() -> None:
     # Case 11: JSON may hold "\\ud83d" alone; a tokenizer would raise on it in the middle of a rollout.
-    from research_plugin.search.dialects import DIALECTS
+    from research_plugin.search.apis import APIS
 
-    rows = DIALECTS["batch_search"].parse([[{"id": "1", "contents": "x \ud83d y"}]], 1, 1)
+    rows = APIS["batch_search"].parse([[{"id": "1", "contents": "x \ud83d y"}]], 1, 1)
     assert rows[0][0].contents == "x \ufffd y"
 
 

@@ -1,19 +1,16 @@
-"""Request bodies and answers of the three batch dialects. Pure: values in, values out, ValueError on a wrong shape."""
+"""Requests and answers of the three servers' batch routes. Pure: values in, values out, ValueError on a wrong shape."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from research_plugin.document import Document
-
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
+from research_plugin.document import Document, without_surrogates
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class Api:
     """One route: how to ask it, and how to find the list of result lists in its answer."""
 
     path: str
@@ -45,23 +42,20 @@ def _document(item: Any) -> Document:
     contents = inner.get("contents", inner.get("text")) if isinstance(inner, dict) else None
     if not isinstance(contents, str):
         raise ValueError("a document has no contents")
-    # JSON can carry half of a surrogate pair, which no tokenizer takes.
-    contents = _SURROGATES.sub("\ufffd", contents)
-    return Document(str(inner.get("id", "")), contents, float(score) if isinstance(score, (int, float)) else None)
+    score = float(score) if isinstance(score, (int, float)) else None
+    return Document(str(inner.get("id", "")), without_surrogates(contents), score)
 
 
 def _key(name: str) -> Callable[[Any], Any]:
     return lambda answer: answer.get(name) if isinstance(answer, dict) else None
 
 
-DIALECTS = {
-    "batch_search": Dialect(
-        "/batch_search", lambda queries, topk: {"query": queries, "top_n": topk}, lambda rows: rows
-    ),
+APIS = {
+    "batch_search": Api("/batch_search", lambda queries, topk: {"query": queries, "top_n": topk}, lambda rows: rows),
     # Search-R1's server answers wrongly without scores: one query fails, two are mixed up (retrieval_server.py).
-    "retrieve": Dialect(
+    "retrieve": Api(
         "/retrieve", lambda queries, topk: {"queries": queries, "topk": topk, "return_scores": True}, _key("result")
     ),
-    "queries": Dialect("/queries", lambda queries, topk: {"queries": queries, "k": topk}, _key("answers")),
+    "queries": Api("/queries", lambda queries, topk: {"queries": queries, "k": topk}, _key("answers")),
 }
-"""search.api -> dialect."""
+"""search.api -> how to speak it."""
