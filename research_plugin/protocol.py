@@ -146,6 +146,10 @@ def parse_query(text: str, dialect: Dialect = RESEARCH) -> str | None:
     return "" if start < 0 else text[start + len(dialect.search_open) : end].strip()
 
 
+LONGEST_TAIL = 15
+"""Most characters that the token which completes a closing tag may hold after it, white space aside."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of a response and who wrote it: the policy, or the environment (an observation)."""
@@ -159,8 +163,9 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
 
     For responses that did not come from our own rollout, which records who wrote what. An observation is a
     `result_open` that follows a complete search with nothing but white space between, up to the next `result_close`;
-    unclosed, it runs to the end (the text was cut). Every other tag is the policy's own writing. The segments' texts
-    concatenate to ``text``.
+    unclosed, it runs to the end (the text was cut). The engine stops at a token, and that token may hold more than
+    the closing tag ("</search>."), so up to `LONGEST_TAIL` other characters may stand between if the exact
+    `result_prefix` follows. Every other tag is the policy's own writing. The segments' texts concatenate to ``text``.
     """
     segments: list[Segment] = []
     lead = dialect.result_prefix[: -len(dialect.result_prefix.lstrip())]
@@ -169,16 +174,19 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
     while (close := text.find(dialect.search_close, scan)) >= 0:
         after_search = close + len(dialect.search_close)
         opened = text.rfind(dialect.search_open, scan, close) >= 0  # since the last close: keeps this linear
-        start = after_search
+        tail = _tail_end(text, after_search, dialect)
+        start = tail
         while start < len(text) and text[start].isspace():
             start += 1
         scan = after_search
         if not (opened and text.startswith(dialect.result_open, start)):
             continue
+        if tail > after_search and not text.startswith(dialect.result_prefix, start - len(lead)):
+            continue
         end = text.find(dialect.result_close, start)
         end = len(text) if end < 0 else end + len(dialect.result_close)
         # The white space before the tag is the environment's only where it is the dialect's own prefix.
-        if text.endswith(lead, after_search, start):
+        if text.endswith(lead, tail, start):
             start -= len(lead)
         segments.append(Segment(text[done:start], True))
         segments.append(Segment(text[start:end], False))
@@ -186,3 +194,13 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
     if done < len(text) or not segments:
         segments.append(Segment(text[done:], True))
     return segments
+
+
+def _tail_end(text: str, start: int, dialect: Dialect) -> int:
+    """Return where the rest of a token that completed a closing tag ends: at white space, a tag, or too far."""
+    end = start
+    while (
+        end < min(len(text), start + LONGEST_TAIL) and not text[end].isspace() and text[end] != dialect.result_open[0]
+    ):
+        end += 1
+    return end

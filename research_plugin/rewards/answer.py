@@ -6,6 +6,7 @@ Training and evaluation both call `extract_answer`. Pure text; it knows nothing 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from research_plugin.protocol import RESEARCH, Dialect
 
@@ -21,21 +22,23 @@ _WRAPPERS = r"text(?:bf|it|rm|sf|tt|sc|normal|up)?|math(?:rm|bf|it|sf|tt|normal)
 _LATEX = re.compile(rf"\\(?:{_WRAPPERS})\s*\{{|\\[%&$#_]|[{{}}]")
 
 
-def extract_answer(policy_text: str, dialect: Dialect = RESEARCH) -> tuple[str | None, str]:
+def extract_answer(written: str | Sequence[str], dialect: Dialect = RESEARCH) -> tuple[str | None, str]:
     r"""Return the final answer in what the policy wrote, and "" or why there is none.
 
     The answer is the content of the last ``\boxed{}`` in the only ``<answer>`` block, braces matched, LaTeX text
     wrappers removed. More than one ``<answer>`` or ``</answer>`` is no answer: which one counts would be a guess. So
-    are a box outside the block, an unclosed last box, and an answer between result tags, whoever wrote those.
+    are a box outside the block, an unclosed last box, and an answer between result tags that the policy made up. Such
+    tags pair within one turn only: an observation between them would have closed what was open.
 
     Args:
-        policy_text: What the policy wrote; observations are left out.
+        written: What the policy wrote, whole or turn by turn; observations are left out.
         dialect: Gives the result tags.
 
     Returns:
         The answer, "" for an empty box, None when there is none; and the fault.
     """
-    text = _without_results(policy_text, dialect)
+    turns = [written] if isinstance(written, str) else written
+    text = "\n".join(_without_results(turn, dialect) for turn in turns)
     opened, closed = text.count(ANSWER_OPEN), text.count(ANSWER_CLOSE)
     if opened == closed == 0:
         return None, "no answer block"

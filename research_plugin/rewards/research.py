@@ -1,7 +1,7 @@
 r"""The reward of ReSearch (arXiv 2503.19470), by the paper's Eq. 2 and by the authors' released code.
 
-A rule set takes a `Response` and golden answers and gives a `Verdict`. Costs, metrics and veRL's calling convention are
-`score`'s.
+A rule set takes a `Response` and a `Reading` of it and gives a `Verdict`. Costs, metrics and the calling convention of
+veRL are the business of `score`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ _TAG = re.compile("</?(?:think|search|result|answer)>")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The extracted answer and how it compares with the best golden answer, whatever the rules make of it."""
+    """The extracted answer and how it compares with the golden answers, whatever the rules make of it."""
 
     answer: str | None
     fault: str
     """Why there is no answer; "" when there is one."""
+    golden_answers: Sequence[str]
     f1: float
+    """Against the best of them."""
     per_character: bool = False
 
 
@@ -45,7 +47,7 @@ class Verdict:
     reason: str
 
 
-def judge_paper(response: Response, golden_answers: Sequence[str], reading: Reading) -> Verdict:
+def judge_paper(response: Response, reading: Reading) -> Verdict:
     """Return Eq. 2: F1 if F1 > 0, else 0.1 if the format is right, else 0.
 
     The format is judged on what the policy wrote: think tags pair and there is at least one; there is an answer in a
@@ -93,7 +95,7 @@ def _search_fault(response: Response) -> str:
     return ""
 
 
-def judge_released(response: Response, golden_answers: Sequence[str], reading: Reading) -> Verdict:
+def judge_released(response: Response, reading: Reading) -> Verdict:
     r"""Return the score of the authors' published code.
 
     The format is a gate, judged on the whole text with observations as plain text: any fault scores 0 even with a right
@@ -110,7 +112,7 @@ def judge_released(response: Response, golden_answers: Sequence[str], reading: R
     box = _released_box(text[text.rfind(ANSWER_OPEN) : text.rfind(ANSWER_CLOSE)])
     if box is None:
         return Verdict(0.0, False, "format: no readable box in the answer")
-    f1 = f1_score(box, golden_answers, fold=False, per_character=reading.per_character)
+    f1 = f1_score(box, reading.golden_answers, fold=False, per_character=reading.per_character)
     if f1 > 0:
         return Verdict(f1, True, "answer matches")
     return Verdict(FORMAT_SCORE, True, "wrong answer, right format")

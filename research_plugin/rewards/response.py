@@ -37,9 +37,14 @@ class Response:
         return "".join(segment.text for segment in self.segments)
 
     @property
+    def turns(self) -> list[str]:
+        """What the policy wrote, one text for each stretch between observations."""
+        return [segment.text for segment in self.segments if segment.by_policy]
+
+    @property
     def policy_text(self) -> str:
-        """What the policy wrote; a newline stands for an observation, so that no tag forms across one."""
-        return "".join(segment.text if segment.by_policy else "\n" for segment in self.segments)
+        """All turns; a newline stands for an observation, so that no tag forms across one."""
+        return "\n".join(self.turns)
 
     @property
     def finished(self) -> bool:

@@ -27,9 +27,9 @@ class Method:
     """How one method's responses are read and judged."""
 
     dialect: Dialect
-    extract: Callable[[str, Dialect], tuple[str | None, str]]
-    """From the policy's text and the dialect to the answer (None: there is none) and the reason why there is none."""
-    rules: Mapping[str, Callable[[Response, Sequence[str], Reading], Verdict]]
+    extract: Callable[[Sequence[str], Dialect], tuple[str | None, str]]
+    """From the policy's turns and the dialect to the answer (None: there is none) and the reason why there is none."""
+    rules: Mapping[str, Callable[[Response, Reading], Verdict]]
 
 
 METHODS: dict[str, Method] = {
@@ -91,9 +91,9 @@ def compute_score(
     golden = golden_answers(ground_truth, row)
     response = read_response(solution_str, extra_info, chosen.dialect, row)
 
-    answer, fault = chosen.extract(response.policy_text, chosen.dialect)
+    answer, fault = chosen.extract(response.turns, chosen.dialect)
     match = compare(answer or "", golden, per_character=per_character)
-    verdict = judge(response, golden, Reading(answer, fault, match.f1, per_character))
+    verdict = judge(response, Reading(answer, fault, golden, match.f1, per_character))
     if response.stop_reason in ("search_failed", "aborted"):
         verdict = Verdict(0.0, False, f"not judged: the rollout ended as {response.stop_reason}")
 
@@ -118,7 +118,7 @@ def compute_score(
     }
 
 
-def _choose(method: str, rules: str) -> tuple[Method, Callable[[Response, Sequence[str], Reading], Verdict]]:
+def _choose(method: str, rules: str) -> tuple[Method, Callable[[Response, Reading], Verdict]]:
     if method not in METHODS:
         raise ConfigError(f"unknown reward method {method!r}; allowed: {sorted(METHODS)}")
     chosen = METHODS[method]

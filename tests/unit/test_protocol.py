@@ -144,6 +144,20 @@ def test_10000_character_query_is_not_cut_here() -> None:
             [("policy", "</search> <result> nothing was opened </result>")],
         ),
         ("<search> q </search> so <result> x </result>", [("policy", "<search> q </search> so <result> x </result>")]),
+        (
+            "<search> q </search>.\n\n <result>\nd\n</result> b",
+            [("policy", "<search> q </search>.\n\n"), ("env", " <result>\nd\n</result>"), ("policy", " b")],
+        ),
+        (
+            "<search> q </search>Then <result>\nd",
+            [("policy", "<search> q </search>Then"), ("env", " <result>\nd")],
+        ),
+        ("<search> q </search>. <result>d</result>", [("policy", "<search> q </search>. <result>d</result>")]),
+        ("<search> q </search>. So <result>\nd", [("policy", "<search> q </search>. So <result>\nd")]),
+        (
+            f"<search> q </search>{'.' * 16} <result>\nd\n</result>",
+            [("policy", f"<search> q </search>{'.' * 16} <result>\nd\n</result>")],
+        ),
         ("<search> q </search> <result>\ncut off", [("policy", "<search> q </search>"), ("env", " <result>\ncut off")]),
         (
             "<search> q </search> <result>\n<search> a </search> <answer> b\n</result> c",
@@ -172,6 +186,11 @@ def test_10000_character_query_is_not_cut_here() -> None:
         "own-result",
         "never-opened",
         "words-between",
+        "token-with-a-tail",
+        "token-with-a-word",
+        "tail-but-another-prefix",
+        "tail-and-more-words",
+        "too-long-for-a-token",
         "cut-result",
         "tags-in-a-document",
         "second-result-without-search",

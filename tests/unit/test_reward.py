@@ -182,6 +182,30 @@ def test_own_result_is_the_policys_writing_with_segments() -> None:
     assert (result["format_ok"], result["num_searches"]) == (0.0, 0)
 
 
+@pytest.mark.parametrize(("rules", "format_ok"), [("paper", 0.0), ("released", 1.0)])
+@pytest.mark.parametrize("with_segments", [True, False])
+def test_own_result_that_spans_turns_does_not_swallow_the_answer(
+    rules: str, format_ok: float, with_segments: bool
+) -> None:
+    """Opened in one turn and closed in a later one: the observation between them closes it first."""
+    segments = [["<think> a <result> b </think> <search> q </search>", True], [OBSERVATION, False]]
+    segments += [[answer() + " </result>", True]]
+    text = "".join(str(part) for part, _ in segments)
+    result = score(text, extra_info={"segments": segments} if with_segments else {}, rules=rules)
+    assert (result["score"], result["pred"], result["format_ok"]) == (1.0, "Torvale", format_ok)
+
+
+def test_answer_in_a_result_made_up_in_one_turn_is_no_answer() -> None:
+    segments = [["<search> q </search>", True], [OBSERVATION, False], [f"<result>{answer()}</result>", True]]
+    assert score("", extra_info={"segments": segments})["reason"] == "format: no answer block"
+
+
+def test_searching_token_with_a_tail_keeps_its_observation() -> None:
+    # Case 2, with the text alone: the last token of the turn was "</search>.".
+    result = score(f"<search> q </search>.\n{OBSERVATION}" + answer("Rome"))
+    assert (result["score"], result["num_searches"]) == (0.1, 1)
+
+
 def test_tag_split_by_an_observation_is_no_tag() -> None:
     segments = [["<search>q</search><ans", True], [OBSERVATION, False], ["wer>\\boxed{Torvale}</answer>", True]]
     assert score("", extra_info={"segments": segments})["answered"] == 0.0
