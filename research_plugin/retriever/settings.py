@@ -15,7 +15,7 @@ class EncoderSettings:
     model_path: str | None = None
     """Folder of a Hugging Face or sentence-transformers model, or a hub name."""
     backend: str = "transformers"
-    """"transformers" (pooling done here) or "sentence_transformers" (the model's own modules; pooling is then theirs)."""
+    """"transformers" (pooled here) or "sentence_transformers" (the model's own modules, which pool, too)."""
     pooling: str = "mean"
     """"mean" (over real tokens), "cls" (first token), "last" (last real token) or "pooler" (the model's own head)."""
     normalize: bool = True
@@ -29,7 +29,8 @@ class EncoderSettings:
     passage_max_length: int = 180
     """Tokens of a passage, the same way."""
     dtype: str = "auto"
-    """"auto": bfloat16 on a CPU that multiplies it in hardware, float16 on a GPU, else float32; or one of these names."""
+    """"float32", "float16", "bfloat16"; "auto": float16 on a GPU, bfloat16 on a CPU that multiplies it in hardware,
+    else float32."""
     device: str = "auto"
     """"auto", "cpu", "cuda" or "cuda:N"."""
     batch_tokens: int = 16_384
@@ -51,7 +52,7 @@ class IndexSettings:
     ef_search: int | None = None
     """HNSW: candidates kept per query."""
     blas_threshold: int = 20
-    """FAISS flat: queries x dimension from which it multiplies matrices (faiss 1.15: 128,000 by default, far too late)."""
+    """FAISS flat: queries x dimension from which it multiplies matrices (faiss 1.15's own 128,000 is far too late)."""
     devices: list[str] = field(default_factory=list)
     """torch: where the shards live, such as ["cuda:0", "cuda:1"]; empty: every GPU, or the CPU."""
     dtype: str = "auto"
@@ -138,6 +139,21 @@ class ServerSettings:
 
 
 @dataclass
+class RayServeSettings:
+    """Replicas under Ray Serve (``serve --ray``). Each one reserves `RetrieverConfig.threads` CPUs."""
+
+    min_replicas: int = 2
+    """With two, one may die without a gap."""
+    max_replicas: int = 8
+    """The same as min_replicas: no autoscaling."""
+    target_ongoing: int = 32
+    """Requests per replica, waiting ones included, that autoscaling aims at."""
+    gpus: float | None = None
+    """GPUs that each replica reserves; Ray hides all others from it. None: as many as index.devices names, else 1 if
+    encoder.device or rerank.device is a GPU, else 0 - then "auto" means the CPU."""
+
+
+@dataclass
 class RetrieverConfig:
     """Everything about one retriever server."""
 
@@ -145,6 +161,8 @@ class RetrieverConfig:
     """"bm25", "dense", "flashrag", "hybrid" or "web"."""
     corpus: str | None = None
     """JSONL corpus in FlashRAG's form."""
+    corpus_rows: int | None = None
+    """Documents that the corpus must have: a half-downloaded one is refused at start. None: not checked."""
     topk: int | None = None
     """Documents when a request names no number; None: the route's own (10 or 3)."""
     stemmer: str | None = None
@@ -162,3 +180,4 @@ class RetrieverConfig:
     threads: int = 1
     """CPU threads of one computation (torch, FAISS, BLAS). More than the free cores makes it slower, not faster."""
     server: ServerSettings = field(default_factory=ServerSettings)
+    ray: RayServeSettings = field(default_factory=RayServeSettings)
