@@ -85,29 +85,41 @@ class WebSettings:
     key_env: str = "SERPER_API_KEY"
     """Environment variable that holds the key; never the key itself."""
     site: str | None = None
-    """Only this site, such as en.wikipedia.org."""
+    """Only this site and what is below it, such as en.wikipedia.org."""
     country: str | None = None
+    """Two letters (the API's gl), such as us."""
     language: str | None = None
+    """Two letters (the API's hl), such as en."""
     fetch_pages: bool = False
     """Read the pages found instead of returning the search engine's snippets."""
     page_chars: int = 4_000
-    """Most characters of a page's text that are returned."""
+    """Most characters of one document's text, whatever it is made of."""
+    user_agent: str = "research-plugin (search agent research)"
+    """What pages are fetched as. Wikimedia asks for a way to reach you in here: a mail address or a URL."""
     timeout: float = 20.0
     """Seconds for one request of any kind."""
     retries: int = 3
+    """Tries after the first one of a search or a summary. A page is tried once: its snippet can stand for it."""
     requests_per_second: float = 5.0
-    """Most search requests a second, over all queries."""
+    """Most search requests a second, evenly spaced, over all queries."""
     max_concurrency: int = 16
+    """Requests under way at once, of each kind: searches, pages, summaries."""
     cache_dir: str | None = None
-    """Folder of an on-disk cache of searches and pages; None: none."""
+    """Folder, on a local disk, of a cache of searches, pages and summaries that outlives the server; None: the latest
+    2,000 in memory."""
     cache_days: float = 30.0
     allow_private_addresses: bool = False
-    """Fetch pages from loopback and private networks, too: off, because a page's address comes from outside."""
+    """Fetch pages from anywhere, loopback and private networks included, and through a proxy that the environment names
+    (HTTPS_PROXY). Off, because a page's address comes from outside: only for networks that guard themselves."""
     summarize_url: str | None = None
-    """Base URL of an OpenAI-compatible server that summarises each page for the query; None: no summaries."""
+    """Base URL, /v1 included, of an OpenAI-compatible server that summarises each page for the query; None: no
+    summaries."""
     summarize_model: str | None = None
-    """Model name there; None: the only one it serves."""
+    """Model name there."""
     summarize_key_env: str | None = None
+    """Environment variable that holds the key for it; None: it wants none."""
+    summarize_chars: int = 35_000
+    """Characters of a page that the model reads (35,000 in R1-Searcher)."""
 
 
 @dataclass
