@@ -19,6 +19,9 @@ from research_plugin.search.transport import Rejected, SearchStats
 if TYPE_CHECKING:
     import httpx
 
+# Besides 5xx. 404 and 408 come from what stands in front of a retriever, such as Ray Serve's proxy: the application is
+# being replaced, a replica hangs. A wrong path answers 404, too, and is found at start (`check`).
+_PASSING = (404, 408, 429)
 _SPLITTABLE = (400, 413, 422)
 _LONGEST_RETRY_AFTER = 60.0
 _POISON_TRIES = 2
@@ -115,7 +118,7 @@ class HttpTransport:
                 cause = f"HTTP 200 but no {self._settings.api} answer ({error}): {_excerpt(response)}"
                 raise _Transient(cause) from error
         cause = f"HTTP {status}: {_excerpt(response)}"
-        if status == 429 or status >= 500:
+        if status in _PASSING or status >= 500:
             raise _Transient(cause, _retry_after(response), status)
         # The server is up, whatever it thinks of this request.
         endpoint.sick = False

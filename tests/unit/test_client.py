@@ -369,6 +369,8 @@ def scripted(*steps: Any) -> tuple[Handler, list[float]]:
         httpx.Response(500, text="oops"),
         httpx.Response(503),
         httpx.Response(429),
+        httpx.Response(404),
+        httpx.Response(408),
         httpx.Response(200, text="not json"),
         httpx.Response(200, json={"error": "x"}),
         httpx.Response(200, json=[{"id": "1", "contents": "flat"}]),
@@ -414,7 +416,7 @@ async def test_client_gives_up_with_url_tries_seconds_and_cause(fault: Any, caus
     await client.aclose()
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 413, 422])
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 405, 413, 422])
 async def test_client_does_not_retry_a_refusal(status: int) -> None:
     handler, times = scripted(httpx.Response(status, json={"error": {"message": "top_n must be from 1 to 4"}}))
     client = mock_client(handler)
