@@ -12,16 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from research_plugin.document import Document
+from research_plugin.retriever.asgi import Refused
+from research_plugin.retriever.settings import ServerSettings
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-class BadRequest(Exception):
-    """The request cannot be served as it is; carries the HTTP status and a code for the error body."""
-
-    def __init__(self, message: str, code: str = "invalid_request", status: int = 400) -> None:
-        super().__init__(message)
-        self.message, self.code, self.status = message, code, status
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +28,16 @@ class RequestLimits:
     max_topk: int = 100
     default_topk: int | None = None
     """Used when a request names no topk; None: the route's own default (10 or 3)."""
+
+    @classmethod
+    def of(cls, settings: ServerSettings, default_topk: int | None) -> RequestLimits:
+        return cls(
+            settings.max_body_mb * 2**20,
+            settings.max_query_chars,
+            settings.max_queries,
+            settings.max_topk,
+            default_topk,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +67,38 @@ class SearchRoute:
         """Check a request body against the limits and a corpus of ``size`` documents.
 
         Raises:
-            BadRequest: not JSON, a field is missing, of the wrong type or out of range.
+            Refused: not JSON, a field is missing, of the wrong type or out of range.
         """
         try:
             fields = json.loads(body.decode("utf-8"))
         except (ValueError, RecursionError):
-            raise BadRequest("the body is not JSON in UTF-8", "not_json") from None
+            raise Refused("the body is not JSON in UTF-8", "not_json") from None
         if not isinstance(fields, dict):
-            raise BadRequest(f"the body must be a JSON object, got {_kind(fields)}")
+            raise Refused(f"the body must be a JSON object, got {_kind(fields)}")
         queries = self._queries(fields, limits)
         scores = fields.get(self.scores_key, False) if self.scores_key else False
         if not isinstance(scores, bool):
-            raise BadRequest(f"{self.scores_key} must be true or false, got {_kind(scores)}")
+            raise Refused(f"{self.scores_key} must be true or false, got {_kind(scores)}")
         return Request(queries, self._topk(fields, limits, size), scores)
 
     def _queries(self, fields: dict[str, Any], limits: RequestLimits) -> list[str]:
         given = fields.get(self.queries_key)
         if self.single:
             if not isinstance(given, str):
-                raise BadRequest(f"{self.queries_key} must be a string, got {_kind(given)}")
+                raise Refused(f"{self.queries_key} must be a string, got {_kind(given)}")
             if not given.strip():
-                raise BadRequest(f"{self.queries_key} is empty")
+                raise Refused(f"{self.queries_key} is empty")
             given = [given]
         if not isinstance(given, list) or not all(isinstance(query, str) for query in given):
-            raise BadRequest(f"{self.queries_key} must be a list of strings, got {_kind(given)}")
+            raise Refused(f"{self.queries_key} must be a list of strings, got {_kind(given)}")
         if len(given) > limits.max_batch_queries:
-            raise BadRequest(f"{len(given)} queries in one request; at most {limits.max_batch_queries}", status=413)
+            raise Refused(f"{len(given)} queries in one request; at most {limits.max_batch_queries}", status=413)
         for place, query in enumerate(given):
             if len(query) > limits.max_query_chars:
                 message = f"query {place} has {len(query)} characters; at most {limits.max_query_chars}"
-                raise BadRequest(message, "query_too_long")
+                raise Refused(message, "query_too_long")
             if _SURROGATES.search(query):
-                raise BadRequest(f"query {place} holds a lone surrogate, which is no character", "invalid_text")
+                raise Refused(f"query {place} holds a lone surrogate, which is no character", "invalid_text")
         return given
 
     def _topk(self, fields: dict[str, Any], limits: RequestLimits, size: int | None) -> int:
@@ -103,11 +107,21 @@ class SearchRoute:
             return min(limits.default_topk or self.default_topk, most)
         topk = fields[self.topk_key]
         if isinstance(topk, bool) or not isinstance(topk, int):
-            raise BadRequest(f"{self.topk_key} must be an integer, got {_kind(topk)}")
+            raise Refused(f"{self.topk_key} must be an integer, got {_kind(topk)}")
         if not 1 <= topk <= most:
             corpus = "" if size is None else f" (corpus: {size} documents)"
-            raise BadRequest(f"{self.topk_key} must be from 1 to {most} here{corpus}", "topk_range")
+            raise Refused(f"{self.topk_key} must be from 1 to {most} here{corpus}", "topk_range")
         return topk
+
+
+def json_encoder() -> Callable[[Any], bytes]:
+    """Return the fastest way here to write compact JSON in UTF-8: orjson if installed, else the standard library."""
+    try:
+        import orjson
+    except ImportError:
+        encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+        return lambda value: encode(value).encode("utf-8")
+    return orjson.dumps
 
 
 def _kind(value: object) -> str:

@@ -1,58 +1,22 @@
-"""The HTTP front over httpx.ASGITransport: dialects, limits, errors, batching. No socket."""
+"""The HTTP front without a socket: routes, limits, errors, deadlines, drain."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
+from serving import DOCUMENTS, StubEngine, call, http_client, running, serving
 
 from research_plugin.document import Document
 from research_plugin.errors import DataError
-from research_plugin.retriever.app import create_app
 from research_plugin.retriever.engine import SILENT, Stages
 from research_plugin.retriever.settings import ServerSettings
 
-DOCUMENTS = [Document("00012", "Beyoncé\nsinger", 2.0), Document("1", "b", 1.0), Document("2", "c", 0.5)]
 PLAIN = [{"id": "00012", "contents": "Beyoncé\nsinger"}, {"id": "1", "contents": "b"}, {"id": "2", "contents": "c"}]
-
-
-class StubEngine:
-    """Returns the first documents for every query but "none"; remembers its batches; can wait and fail."""
-
-    name, size = "stub", 3
-
-    def __init__(self, seconds: float = 0.0, gate: threading.Event | None = None) -> None:
-        self.batches: list[list[str]] = []
-        self.seconds, self.gate = seconds, gate
-
-    def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
-        self.batches.append(queries)
-        if self.gate is not None:
-            assert self.gate.wait(10)
-        time.sleep(self.seconds)
-        if "poison" in queries:
-            raise RuntimeError("secret detail")
-        return [[] if query == "none" else DOCUMENTS[:topk] for query in queries]
-
-
-@asynccontextmanager
-async def serving(
-    make_engine: Callable[[], Any], ready: bool = True, **options: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(make_engine, **{"settings": ServerSettings(), **options})
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client,
-    ):
-        while ready and (await client.get("/health")).status_code != 200:
-            await asyncio.sleep(0.005)
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -82,7 +46,7 @@ async def serving(
         ),
     ],
 )
-async def test_server_dialects(route: str, body: dict[str, Any], answer: Any) -> None:
+async def test_server_routes(route: str, body: dict[str, Any], answer: Any) -> None:
     async with serving(StubEngine) as client:
         response = await client.post(route, json=body)
         assert (response.status_code, response.json()) == (200, answer)
@@ -111,7 +75,10 @@ async def test_server_dialects(route: str, body: dict[str, Any], answer: Any) ->
         ("/search", b'{"query": "q", "top_n": null}', 400, "top_n must be an integer"),
         ("/search", b'{"query": "q", "return_score": 1}', 400, "return_score must be true or false"),
         ("/search", b'{"query": "' + b"q" * 101 + b'"}', 400, "101 characters; at most 100"),
-        ("/search", b'{"query": "' + b"q" * 2**20 + b'"}', 413, "larger than 1048576 bytes"),
+        ("/search", b"", 400, "not JSON"),
+        ("/search", b'{"query": null}', 400, "query must be a string, got null or nothing"),
+        ("/search", b'{"query": "q", "top_n": {}}', 400, "top_n must be an integer, got an object"),
+        ("/search", b'{"query": "q", "top_n": NaN}', 400, "top_n must be an integer"),
         ("/batch_search", b'{"query": "q"}', 400, "must be a list of strings, got a string"),
         ("/batch_search", b'{"query": ["q", 1]}', 400, "must be a list of strings"),
         ("/batch_search", b'{"query": ["q", "\\udfff"]}', 400, "query 1 holds a lone surrogate"),
@@ -159,15 +126,17 @@ async def test_server_says_loading_until_the_engine_is_there() -> None:
         assert gate.wait(10)
         return StubEngine()
 
-    async with serving(slow_engine, ready=False) as client:
+    async with serving(slow_engine, ready=False, description={"topk": 7, "corpus": "wiki18"}) as client:
         health = await client.get("/health")
-        assert (health.status_code, health.json()) == (503, {"status": "loading"})
+        known = {"engine": None, "size": None, "topk": 7, "corpus": "wiki18"}
+        assert (health.status_code, health.json()) == (503, {"status": "loading", **known})
+        assert (await client.get("/live")).status_code == 200
         early = await client.post("/search", json={"query": "q"})
         assert (early.status_code, early.headers["retry-after"]) == (503, "1")
         gate.set()
         while (health := await client.get("/health")).status_code == 503:
             await asyncio.sleep(0.005)
-        assert health.json() == {"status": "ready", "engine": "stub", "size": 3, "topk": None, "corpus": None}
+        assert health.json() == {"status": "ready", "engine": "stub", "size": 3, "topk": 7, "corpus": "wiki18"}
 
 
 @pytest.mark.parametrize(
@@ -209,21 +178,67 @@ async def test_server_token(header: str | None, status: int) -> None:
         assert (searched.status_code, scraped.status_code) == (status, status)
         assert "café" not in searched.text
         assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/live")).status_code == 200
 
 
-async def test_server_batches_what_waits_and_computes_identical_queries_once() -> None:
-    gate = threading.Event()
-    engine = StubEngine(gate=gate)
-    async with serving(lambda: engine, settings=ServerSettings(max_batch=4)) as client:
-        names = ["first", "a", "b", "a", "c", "d"]
-        tasks = []
-        for name in names:
-            tasks.append(asyncio.create_task(client.post("/search", json={"query": name, "top_n": 1 + len(tasks) % 3})))
-            await asyncio.sleep(0.02)
-        gate.set()
-        responses = await asyncio.gather(*tasks)
-    assert engine.batches == [["first"], ["a", "b", "c"], ["d"]]
-    assert [len(response.json()) for response in responses] == [1, 2, 3, 1, 2, 3]
+async def test_server_without_a_number_of_documents_takes_any_topk_up_to_its_limit() -> None:
+    async with serving(lambda: StubEngine(size=None), settings=ServerSettings(max_topk=50)) as client:
+        assert (await client.get("/health")).json()["size"] is None
+        assert (await client.post("/search", json={"query": "q", "top_n": 50})).json() == PLAIN
+        refused = await client.post("/search", json={"query": "q", "top_n": 51})
+        assert refused.json()["error"] == {"code": "topk_range", "message": "top_n must be from 1 to 50 here"}
+
+
+async def test_server_oversized_body_is_413_and_a_megabyte_query_400() -> None:
+    async with serving(StubEngine, settings=ServerSettings(max_body_mb=2)) as client:
+        long = await client.post("/search", json={"query": "q" * 2**20})
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "query_too_long")
+        large = await client.post("/search", json={"query": "q" * 2**21})
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+        many = await client.post("/batch_search", json={"query": ["q"] * 1500})
+        assert (many.status_code, many.json()["error"]["message"]) == (413, "1500 queries in one request; at most 1024")
+
+
+async def test_server_large_answers_are_written_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    async with running(StubEngine) as app:
+        encode = app._encode
+
+        def noting(value: Any) -> bytes:
+            threads.append(threading.current_thread().name)
+            return encode(value)
+
+        monkeypatch.setattr(app, "_encode", noting)
+        async with http_client(app) as client:
+            # 900 queries of 100 characters are also more than the loop itself would parse.
+            body = {"query": [f"{number:0100}" for number in range(900)], "top_n": 2}
+            assert (await client.post("/batch_search", json=body)).json() == [PLAIN[:2]] * 900
+            assert (await client.post("/search", json={"query": "q"})).json() == PLAIN
+    assert [name.startswith("json") for name in threads] == [True, False]
+
+
+async def test_server_writes_the_same_json_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = []
+    for _ in range(2):
+        async with serving(StubEngine) as client:
+            answers.append((await client.post("/search", json={"query": "q", "return_score": True})).content)
+        monkeypatch.setitem(sys.modules, "orjson", None)
+    assert (
+        answers[0]
+        == answers[1]
+        == json.dumps([PLAIN, [2.0, 1.0, 0.5]], ensure_ascii=False).replace(", ", ",").replace(": ", ":").encode()
+    )
+
+
+async def test_server_answer_that_is_no_text_is_500(caplog: pytest.LogCaptureFixture) -> None:
+    class HalfCharacters(StubEngine):
+        def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
+            return [[Document("0", "\ud800")] if query == "half" else DOCUMENTS for query in queries]
+
+    async with serving(HalfCharacters) as client:
+        half = await client.post("/search", json={"query": "half"})
+        assert (half.status_code, half.json()["error"]["code"]) == (500, "engine_failed")
+        assert (await client.post("/search", json={"query": "q"})).json() == PLAIN
 
 
 async def test_server_answers_429_when_its_queue_is_full() -> None:
@@ -256,6 +271,13 @@ async def test_server_engine_failure_hits_only_its_own_query(caplog: pytest.LogC
     assert "secret detail" in caplog.text
 
 
+async def test_server_64_mixed_requests_at_once() -> None:
+    async with serving(StubEngine) as client:
+        bodies = [{"query": "" if number % 4 == 3 else f"q{number}"} for number in range(64)]
+        responses = await asyncio.gather(*(client.post("/search", json=body) for body in bodies))
+    assert [response.status_code for response in responses] == [200, 200, 200, 400] * 16
+
+
 async def test_server_256_clients_do_not_starve_health() -> None:
     async with serving(lambda: StubEngine(seconds=0.1), settings=ServerSettings(max_batch=16)) as client:
         searches = [asyncio.create_task(client.post("/search", json={"query": f"q{n}"})) for n in range(256)]
@@ -265,13 +287,126 @@ async def test_server_256_clients_do_not_starve_health() -> None:
         assert {response.status_code for response in await asyncio.gather(*searches)} == {200}
 
 
+@pytest.mark.parametrize(("limit", "header"), [(60.0, "0.05"), (0.05, "30"), (0.05, None)])
+async def test_server_deadline(limit: float, header: str | None) -> None:
+    gate = threading.Event()
+    engine = StubEngine(gate=gate)
+    headers = {} if header is None else {"X-Deadline-Seconds": header}
+    async with running(lambda: engine, settings=ServerSettings(deadline=limit)) as app, http_client(app) as client:
+        first = asyncio.create_task(client.post("/search", json={"query": "first"}, headers=headers))
+        await asyncio.sleep(0.02)
+        second = asyncio.create_task(client.post("/search", json={"query": "second"}, headers=headers))
+        for late in (await first, await second):
+            assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+            assert late.json()["error"]["code"] == "deadline"
+        gate.set()
+        while (await client.post("/search", json={"query": "third"})).status_code != 200:
+            pass
+    assert engine.batches == [["first"], ["third"]]
+
+
+@pytest.mark.parametrize("header", ["soon", "0", "-1", "nan", ""])
+async def test_server_refuses_a_deadline_that_is_no_time(header: str) -> None:
+    async with serving(StubEngine) as client:
+        refused = await client.post("/search", json={"query": "q"}, headers={"X-Deadline-Seconds": header})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_deadline")
+        endless = await client.post("/search", json={"query": "q"}, headers={"X-Deadline-Seconds": "inf"})
+        assert endless.status_code == 200
+
+
+async def test_server_a_body_that_never_comes_meets_the_deadline() -> None:
+    async with running(StubEngine, settings=ServerSettings(deadline=0.05)) as app:
+        status, _, body = await call(app, "POST", "/search", receive=asyncio.Event().wait)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "deadline")
+
+
+async def test_server_drops_the_queries_of_clients_that_went_away() -> None:
+    gate = threading.Event()
+    engine = StubEngine(gate=gate)
+    async with running(lambda: engine) as app:
+        calls = [asyncio.create_task(call(app, "POST", "/search", b'{"query": "first"}'))]
+        await asyncio.sleep(0.02)
+        leave = asyncio.Event()
+        messages = [{"type": "http.request", "body": b'{"query": "gone"}'}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        calls.append(asyncio.create_task(call(app, "POST", "/search", receive=receive)))
+        calls.append(asyncio.create_task(call(app, "POST", "/search", b'{"query": "stays"}')))
+        await asyncio.sleep(0.02)
+        leave.set()
+        await asyncio.sleep(0.02)
+        gate.set()
+        assert [status for status, _, _ in await asyncio.gather(*calls)] == [200, 0, 200]
+        assert b'retriever_errors_total{code="disconnected"} 1.0' in (await call(app, "GET", "/metrics"))[2]
+    assert engine.batches == [["first"], ["stays"]]
+
+
+async def test_server_client_that_leaves_within_its_body() -> None:
+    messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": b'{"qu', "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop()
+
+    async with running(StubEngine) as app:
+        assert (await call(app, "POST", "/search", receive=receive))[0] == 0
+        assert (await call(app, "POST", "/search", b'{"query": "q"}'))[0] == 200
+
+
+async def test_server_drains() -> None:
+    gate, ended = threading.Event(), asyncio.Event()
+    engine = StubEngine(gate=gate)
+    async with running(lambda: engine) as app, http_client(app) as client:
+        under_way = asyncio.create_task(client.post("/search", json={"query": "q"}))
+        await asyncio.sleep(0.02)
+        app.drain(ended.set)
+        await asyncio.sleep(0.05)
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        assert (await client.get("/live")).status_code == 200
+        refused = await client.post("/search", json={"query": "late"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert not ended.is_set()
+        gate.set()
+        assert (await under_way).status_code == 200
+        await asyncio.wait_for(ended.wait(), 5)
+    assert engine.closed
+
+
+async def test_server_drain_ends_although_the_engine_hangs() -> None:
+    gate, ended = threading.Event(), asyncio.Event()
+    async with running(lambda: StubEngine(gate=gate), settings=ServerSettings(drain=0.1)) as app:
+        hanging = asyncio.create_task(call(app, "POST", "/search", b'{"query": "q"}'))
+        await asyncio.sleep(0.02)
+        app.drain(ended.set)
+        await asyncio.wait_for(ended.wait(), 5)
+        status, _, body = await hanging
+        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+        gate.set()
+
+
 async def test_server_metrics() -> None:
     async with serving(StubEngine) as client:
-        await client.post("/batch_search", json={"query": ["a", "b", ""]})
+        await client.post("/batch_search", json={"query": ["a", "b", "b", ""]})
+        await client.post("/search", json={"query": "a"})
         await client.post("/search", json={"query": ""})
         text = (await client.get("/metrics")).text
-    assert 'retriever_requests_total{route="/batch_search",status="200"} 1.0' in text
-    assert 'retriever_requests_total{route="/search",status="400"} 1.0' in text
-    assert "retriever_queries_total 2.0" in text
-    assert 'retriever_batch_queries_bucket{le="2.0"} 1.0' in text
-    assert "retriever_waiting_queries 0.0" in text
+    for line in (
+        'retriever_requests_total{route="/batch_search",status="200"} 1.0',
+        'retriever_requests_total{route="/search",status="400"} 1.0',
+        'retriever_errors_total{code="invalid_request"} 1.0',
+        "retriever_queries_total 4.0",
+        "retriever_shared_hits_total 1.0",
+        "retriever_cache_hits_total 1.0",
+        "retriever_queue_seconds_count 2.0",
+        'retriever_batch_queries_bucket{le="2.0"} 1.0',
+        'retriever_stage_seconds_count{stage="search"} 1.0',
+        "retriever_request_seconds_count 2.0",
+        "retriever_waiting_queries 0.0",
+        "retriever_open_requests 0.0",
+    ):
+        assert f"\n{line}\n" in text
