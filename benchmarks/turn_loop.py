@@ -258,7 +258,7 @@ async def _timed(starts: list[Callable[[], Awaitable[Any]]]) -> tuple[float, flo
 def tokenizing_alone(side: Side, passages: Passages, rollouts: int, searches: int) -> float:
     """Return CPU seconds of encoding what ours encodes: prompts and observations."""
     from research_plugin.protocol import RESEARCH
-    from research_plugin.verl_ext.tokens import build_prompt_ids
+    from research_plugin.tokens import build_prompt_ids
 
     loop = side.new_loop()
     texts = [
@@ -268,7 +268,7 @@ def tokenizing_alone(side: Side, passages: Passages, rollouts: int, searches: in
     ]
     start = time.process_time()
     for _ in range(rollouts):
-        build_prompt_ids(side.worker.tokenizer, QUESTION, protocol="research", style="question")
+        build_prompt_ids(loop.codec, QUESTION, protocol="research", style="question")
     for text in texts:
         loop.codec.encode(text)
     return time.process_time() - start

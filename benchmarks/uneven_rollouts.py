@@ -100,6 +100,7 @@ class CharCodec:
     """One token a character; NUL ends a turn."""
 
     end_ids = frozenset({0})
+    longest_token = 1
 
     def encode(self, text: str) -> list[int]:
         """Return code points."""

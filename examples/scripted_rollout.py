@@ -22,6 +22,7 @@ class WordCodec:
     def __init__(self) -> None:
         self.words = ["<end>"]
         self.end_ids = {0}
+        self.longest_token = 100  # characters; no word here is longer
 
     def encode(self, text: str) -> list[int]:
         found = re.findall(r"</?(?!end>)\w+>|\s+|<|[^\s<]+", text)

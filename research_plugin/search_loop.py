@@ -44,6 +44,10 @@ class Codec(Protocol):
     def end_ids(self) -> Collection[int]:
         """Every token that ends the policy's turn (tokenizer eos and the model's generation_config list)."""
 
+    @property
+    def longest_token(self) -> int:
+        """Most characters of a text that one token can stand for."""
+
     def encode(self, text: str) -> list[int]:
         """Encode text on its own, adding no token and reading special-token strings as plain text."""
 
@@ -95,32 +99,45 @@ class Episode:
 
 
 def fit_observation(
-    documents: Sequence[Document], dialect: Dialect, encode: Callable[[str], list[int]], limit: int | None
-) -> tuple[str, list[int]]:
+    documents: Sequence[Document], dialect: Dialect, codec: Codec, limit: int | None, room: int
+) -> tuple[str, list[int]] | None:
     """Format ``documents`` within ``limit`` tokens: drop documents from the end first, then cut inside the first.
+
+    The cost is that of ``limit`` (or ``room``) tokens, not that of the documents.
 
     Returns:
         The observation's text and its tokens, closing tag included. Only the tags themselves can exceed ``limit``.
+        None when there is no limit and the whole takes more than ``room`` tokens.
     """
     kept = list(documents)
     text = dialect.format_observation(kept)
-    ids = encode(text)
-    while limit is not None and len(ids) > limit and len(kept) > 1:
+    ids = _encode_within(text, room if limit is None else limit, codec)
+    if limit is None:
+        return None if ids is None else (text, ids)
+    while ids is None and len(kept) > 1:
         kept.pop()
         text = dialect.format_observation(kept)
-        ids = encode(text)
-    if limit is None or len(ids) <= limit:
+        ids = _encode_within(text, limit, codec)
+    if ids is not None:
         return text, ids
-    body = dialect.format_observation(kept)[len(dialect.result_prefix) : -len(dialect.result_suffix)]
-    low, high = 0, len(body)  # `low` characters fit (or nothing does)
+    body = text[len(dialect.result_prefix) : -len(dialect.result_suffix)]
+    low, high = 0, min(len(body), limit * codec.longest_token)  # `low` characters fit (or nothing does)
     while low < high:
         middle = (low + high + 1) // 2
-        if len(encode(dialect.wrap(body[:middle].rstrip()))) <= limit:
-            low = middle
-        else:
+        if _encode_within(dialect.wrap(body[:middle].rstrip()), limit, codec) is None:
             high = middle - 1
+        else:
+            low = middle
     text = dialect.wrap(body[:low].rstrip())
-    return text, encode(text)
+    return text, codec.encode(text)
+
+
+def _encode_within(text: str, most: int, codec: Codec) -> list[int] | None:
+    """Return the tokens of ``text``, or None when there are more than ``most``; one too long for that is not read."""
+    if len(text) > most * codec.longest_token:
+        return None
+    ids = codec.encode(text)
+    return ids if len(ids) <= most else None
 
 
 async def run_search_loop(
@@ -176,7 +193,6 @@ async def _environment_turn(
     if rollout.remaining < 2:  # no observation and no token after it would fit: do not search for nothing
         rollout.stop_reason = StopReason.MAX_LENGTH
         return
-    limit = limits.max_observation_tokens
     if limits.max_searches is not None and len(episode.searches) + episode.refused >= limits.max_searches:
         if not limits.notice_when_spent:
             rollout.stop_reason = StopReason.MAX_SEARCHES
@@ -197,6 +213,11 @@ async def _environment_turn(
             rollout.stop_reason = StopReason.SEARCH_FAILED
             return
         episode.searches.append(Searched(query, documents, time.monotonic() - started))
-        text, ids = fit_observation(documents, dialect, codec.encode, limit)
+        # One token of the policy has to fit after it.
+        fitted = fit_observation(documents, dialect, codec, limits.max_observation_tokens, rollout.remaining - 1)
+        if fitted is None:
+            rollout.stop_reason = StopReason.MAX_LENGTH
+            return
+        text, ids = fitted
     if not rollout.add_observation(ids, text):
         rollout.stop_reason = StopReason.MAX_LENGTH

@@ -39,6 +39,7 @@ class CharTokenizer:
     def __init__(self, pieces: Sequence[str] = ()) -> None:
         self.end_ids = frozenset(END_TEXTS)
         self.pieces = {2_000_000 + index: piece for index, piece in enumerate(pieces)}
+        self.longest_token = max(map(len, pieces), default=1)
 
     def encode(self, text: str) -> list[int]:
         """Longest piece first; end tokens never come out of text."""

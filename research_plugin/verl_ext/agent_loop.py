@@ -23,7 +23,7 @@ from research_plugin.rewards import golden_answers
 from research_plugin.rollout import StopReason
 from research_plugin.search.client import shared_client
 from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
-from research_plugin.verl_ext.tokens import HFCodec, build_prompt_ids, end_token_ids
+from research_plugin.tokens import HFCodec, build_prompt_ids, end_token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class SearchAgentLoop(AgentLoopBase):
         question = _question(kwargs["raw_prompt"])
         prompt = self.settings.prompt
         prompt_ids = build_prompt_ids(
-            self.tokenizer,
+            self.codec,
             question,
             protocol=self.settings.protocol,
             style=prompt.style,

@@ -65,6 +65,7 @@ class Bytes:
     """One token a byte; NUL in a script stands for the end token."""
 
     end_ids = frozenset({END})
+    longest_token = 1
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -111,7 +111,7 @@ def test_numpy_is_imported_inside_functions(file: str) -> None:
 CORE_MODULES = (
     "import research_plugin, research_plugin.protocol, research_plugin.rollout, research_plugin.search_loop,"
     " research_plugin.config, research_plugin.metrics, research_plugin.checks, research_plugin.rewards,"
-    " research_plugin.prompts, research_plugin.search.client, research_plugin.reports.summary"
+    " research_plugin.prompts, research_plugin.tokens, research_plugin.search.client, research_plugin.reports.summary"
 )
 
 

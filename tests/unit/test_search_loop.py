@@ -401,6 +401,14 @@ async def test_the_slowest_search_does_not_hold_the_others_back() -> None:
     assert episode.rollout.stop_reason is StopReason.ANSWERED
 
 
+def fitted(
+    documents: list[Document], dialect: Dialect, codec: CharTokenizer, limit: int | None, room: int
+) -> tuple[str, list[int]]:
+    found = fit_observation(documents, dialect, codec, limit, room)
+    assert found is not None
+    return found
+
+
 PASSAGE = '"Title {}"\n' + "word " * 40
 
 
@@ -412,7 +420,7 @@ PASSAGE = '"Title {}"\n' + "word " * 40
 def test_observation_is_cut_on_document_borders_first(limit: int | None, titles: int, size: int) -> None:
     # Case 8, with one token a character: 20 for the tags, 210 a passage, 2 between two, less the last passage's blank.
     documents = [Document(str(n), PASSAGE.format(n)) for n in range(1, 6)]
-    text, ids = fit_observation(documents, RESEARCH, CODEC.encode, limit)
+    text, ids = fitted(documents, RESEARCH, CODEC, limit, 2_000)
     assert (text.count('"Title'), len(ids)) == (titles, size)
     assert text.startswith(' <result>\n"Title 1"\nword')
     assert text.endswith("word\n</result>")
@@ -421,18 +429,53 @@ def test_observation_is_cut_on_document_borders_first(limit: int | None, titles:
 
 
 def test_observation_cut_inside_its_only_document() -> None:
-    text, ids = fit_observation([Document("1", '"T"\nabcdefghij')], RESEARCH, CODEC.encode, 28)
+    text, ids = fitted([Document("1", '"T"\nabcdefghij')], RESEARCH, CODEC, 28, 2_000)
     assert text == ' <result>\n"T"\nabcd\n</result>' == CODEC.decode(ids)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 20], ids=str)
 def test_observation_never_loses_its_tags(limit: int) -> None:
-    text, _ = fit_observation([Document("1", "abc")], RESEARCH, CODEC.encode, limit)
+    text, _ = fitted([Document("1", "abc")], RESEARCH, CODEC, limit, 2_000)
     assert text == " <result>\n\n</result>"
 
 
+class CountingTokenizer(CharTokenizer):
+    """Counts the characters it is given."""
+
+    characters = 0
+
+    def encode(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return super().encode(text)
+
+
+def test_observation_without_a_limit_that_is_larger_than_the_room() -> None:
+    codec = CountingTokenizer()
+    documents = [Document("1", "abc")]
+    assert fit_observation(documents, RESEARCH, codec, None, 23) == fitted(documents, RESEARCH, CODEC, 23, 2_000)
+    assert fit_observation(documents, RESEARCH, codec, None, 22) is None
+    codec.characters = 0
+    assert fit_observation([Document("1", "abc " * 2_500_000)], RESEARCH, codec, None, 500) is None
+    assert codec.characters == 0
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_huge_documents_cost_what_is_kept_of_them(count: int) -> None:
+    limit, piece = 60, "ab"
+    costs, results = [], []
+    for length in (10_000, 10_000_000):
+        codec = CountingTokenizer(pieces=[piece])
+        results.append(fitted([Document("1", "x" + piece * (length // 2))] * count, RESEARCH, codec, limit, 2_000))
+        costs.append(codec.characters)
+    assert costs[0] == costs[1] < 20 * limit * len(piece)
+    # 20 tokens are the tags', one is "x", 39 are left: the same as without any bound on what is read.
+    assert results[0] == results[1]
+    assert results[0][0] == " <result>\nx" + piece * 39 + "\n</result>"
+    assert len(results[0][1]) == limit
+
+
 def test_observation_of_no_documents_within_a_limit() -> None:
-    text, ids = fit_observation([], RESEARCH, CODEC.encode, 40)
+    text, ids = fitted([], RESEARCH, CODEC, 40, 2_000)
     assert text == " <result>\nNo passage was found\n</result>" == CODEC.decode(ids)
 
 

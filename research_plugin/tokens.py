@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer seen through the loop's `Codec`, and prompts as token ids. Knows nothing of veRL."""
+"""A Hugging Face tokenizer seen through the loop's `Codec`, and prompts as token ids. Imports neither veRL nor it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 from research_plugin.errors import ConfigError
 from research_plugin.prompts import chat_messages, fill_base, load_prompt
+
+_BREAK = "\ufdd0"
+"""A Unicode noncharacter: marks where text is cut before it is encoded, and appears in no prompt."""
 
 
 def end_token_ids(tokenizer: Any, generation_config: Any = None) -> frozenset[int]:
@@ -35,31 +38,41 @@ class HFCodec:
         """Wrap ``tokenizer``; ``end_ids`` as from `end_token_ids`."""
         self.tokenizer = tokenizer
         self.end_ids = end_ids
-        # A model may end its turns with a token that its tokenizer does not call special.
-        self._special_ids = frozenset(tokenizer.all_special_ids) | end_ids
-        known = {*tokenizer.all_special_tokens, *(self.decode([token]) for token in end_ids)}
-        strings = sorted({str(token) for token in known if token}, key=len, reverse=True)
-        self._special_text = re.compile("|".join(map(re.escape, strings))) if strings else None
+        # Llama 3 lists few of its special tokens as such; a model may end its turns with one that is not special.
+        added = {token for token, known in getattr(tokenizer, "added_tokens_decoder", {}).items() if known.special}
+        self._special_ids = frozenset(tokenizer.all_special_ids) | end_ids | added
+        strings = {str(token) for token in tokenizer.all_special_tokens} | {self.decode([i]) for i in self._special_ids}
+        longest_first = sorted(strings - {""}, key=len, reverse=True)
+        self._special_text = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        # Its text may be Unicode-normalised first: NFC joins at most four characters into one.
+        self.longest_token = 4 * max(map(len, tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
         """Encode ``text`` on its own: no BOS, and "<|im_end|>" inside it becomes ordinary tokens.
 
         ``split_special_tokens`` does that in fast tokenizers; one that ignores the argument is given each
-        special-token string in two pieces, which no tokenizer can join again.
+        special-token string in two pieces.
         """
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        if self._special_text is None or self._special_ids.isdisjoint(ids):
-            return ids
-        ids = []
-        start = 0
-        for match in self._special_text.finditer(text):
-            middle = match.start() + 1
-            ids += self._plain(text[start:middle])
-            start = middle
-        return ids + self._plain(text[start:])
+        return ids if self._special_ids.isdisjoint(ids) else self.encode_prompt(self.break_special(text))
 
-    def _plain(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+    def break_special(self, text: str) -> str:
+        """Return ``text`` so that `encode_prompt` reads the special-token strings in it as plain text."""
+        if self._special_text is None:
+            return text
+        return self._special_text.sub(lambda found: found.group()[0] + _BREAK + found.group()[1:], text)
+
+    def encode_prompt(self, text: str, *, bos: bool = False) -> list[int]:
+        """Encode text with its special tokens, except those that `break_special` took apart.
+
+        A broken string is encoded in two pieces, which no tokenizer can join again. ``bos`` asks for what the tokenizer
+        itself puts before a text.
+        """
+        first, *others = text.split(_BREAK)
+        ids = list(self.tokenizer.encode(first, add_special_tokens=bos)) if first or bos else []
+        for piece in others:
+            ids += self.tokenizer.encode(piece, add_special_tokens=False) if piece else []
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode exactly: special tokens kept, white space untouched."""
@@ -67,16 +80,19 @@ class HFCodec:
 
 
 def build_prompt_ids(
-    tokenizer: Any, question: str, *, protocol: str, style: str, file: str | None = None, **template_kwargs: Any
+    codec: HFCodec, question: str, *, protocol: str, style: str, file: str | None = None, **template_kwargs: Any
 ) -> list[int]:
     """Return the prompt of one question as token ids.
 
     ``base`` is encoded as plain text, needs no chat template and gets the tokenizer's own BOS if it has one;
-    ``instruct`` and ``question`` go through the chat template with the generation prompt.
+    ``instruct`` and ``question`` go through the chat template with the generation prompt. A special-token string in the
+    question is plain text: it can end no turn.
     """
     text = load_prompt(protocol, style, file)
+    question = codec.break_special(question)
     if style == "base":
-        return list(tokenizer.encode(fill_base(text, question)))
+        return codec.encode_prompt(fill_base(text, question), bos=True)
+    tokenizer = codec.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"prompt.style={style} needs a chat template and this tokenizer has none; use prompt.style=base"
@@ -84,4 +100,4 @@ def build_prompt_ids(
     rendered = tokenizer.apply_chat_template(
         chat_messages(text, question), add_generation_prompt=True, tokenize=False, **template_kwargs
     )
-    return list(tokenizer.encode(rendered, add_special_tokens=False))
+    return codec.encode_prompt(rendered)
