@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from research_plugin import __version__
 from research_plugin.errors import ResearchPluginError
 
-# name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
+# name -> (module with add_arguments(parser) and run(args) -> exit code, extra that it needs, one line of help)
 COMMANDS = {
-    "serve": ("research_plugin.retriever.command", "serve a corpus over HTTP (BM25)"),
-    "tiny": ("research_plugin.data.build_tiny", "rebuild the embedded tiny world, its tokenizer and its model"),
+    "serve": ("research_plugin.retriever.command", "retriever", "serve a retriever over HTTP"),
+    "tiny": ("research_plugin.data.build_tiny", "cpu", "rebuild the embedded tiny world, its tokenizer and its model"),
 }
 
 
@@ -24,15 +24,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name, (module, help_text) in COMMANDS.items():
+    for name, (module, _, help_text) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_text, description=help_text)
         if name == chosen:
             importlib.import_module(module).add_arguments(subparser)
-    args = parser.parse_args(arguments)
+    args, rest = parser.parse_known_args(arguments)
+    if rest and hasattr(args, "overrides") and not any(word.startswith("-") for word in rest):
+        args.overrides += rest  # argparse takes them in one place only, before or after the options
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    module, extra, _ = COMMANDS[args.command]
     try:
-        return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+        return int(importlib.import_module(module).run(args))
     except ImportError as error:
-        extra = {"serve": "retriever", "tiny": "cpu"}[args.command]
         print(f"research-plugin {args.command}: {error}; pip install 'research-plugin[{extra}]'", file=sys.stderr)
         return 1
     except ResearchPluginError as error:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from research_plugin.retriever.command import add_arguments, run
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m research_plugin.retriever", description="Serve a corpus over HTTP.")
-    add_arguments(parser)
-    return run(parser.parse_args(argv))
-
+from research_plugin.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["serve", *sys.argv[1:]]))

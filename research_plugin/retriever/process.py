@@ -25,10 +25,10 @@ class RetrieverProcess:
     The child ends with this process, even if this one is killed.
 
     Args:
-        corpus: JSONL file to serve.
+        corpus: JSONL file to serve; None if ``arguments`` say what to serve.
         port: 0 takes a free one.
         timeout: seconds to wait for the index to be ready.
-        arguments: further options of ``serve``.
+        arguments: further arguments of ``serve``, such as ``["--recipe", "tiny", "topk=3"]``.
         log: file for the server's output; None keeps it in a temporary folder that `close` removes.
 
     Raises:
@@ -39,7 +39,7 @@ class RetrieverProcess:
 
     def __init__(
         self,
-        corpus: str | Path,
+        corpus: str | Path | None = None,
         *,
         port: int = 0,
         timeout: float = 120.0,
@@ -49,8 +49,9 @@ class RetrieverProcess:
         self._folder = Path(tempfile.mkdtemp(prefix="retriever-"))
         self._log = Path(log) if log is not None else self._folder / "server.log"
         ready = self._folder / "ready.json"
-        command = [sys.executable, "-m", "research_plugin.retriever", "--corpus", str(corpus), "--port", str(port)]
-        command += ["--ready-file", str(ready), "--exit-with-parent", str(os.getpid()), *arguments]
+        command = [sys.executable, "-m", "research_plugin.retriever", "--port", str(port)]
+        command += ["--ready-file", str(ready), "--exit-with-parent", str(os.getpid())]
+        command += [*(["--corpus", str(corpus)] if corpus is not None else []), *arguments]
         try:
             with self._log.open("ab") as output:
                 self._process = subprocess.Popen(

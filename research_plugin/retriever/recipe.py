@@ -145,8 +145,8 @@ def _check_names(cls: Any, values: Mapping[Any, Any], prefix: str) -> None:
         if key not in allowed:
             candidates = [*allowed, *flashrag_keys.RENAMED, *flashrag_keys.CONVERTED] if not prefix else allowed
             close = difflib.get_close_matches(str(key), candidates, n=1)
-            meant = f"; did you mean {prefix}{close[0]}?" if close else ""
-            raise ConfigError(f"unknown key {prefix}{key}{meant} Allowed: {', '.join(allowed)}")
+            meant = f" (did you mean {prefix}{close[0]}?)" if close else ""
+            raise ConfigError(f"unknown key {prefix}{key}{meant}; allowed: {', '.join(allowed)}")
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{prefix}{key}: got {value!r}; a mapping of settings is allowed")
