@@ -1,4 +1,4 @@
-"""``research-plugin serve``: arguments, socket, signals, ready file. The application itself is in `app`."""
+"""``research-plugin serve``: recipe and arguments, socket, signals, ready file. The application itself is in `app`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,37 @@ import time
 from pathlib import Path
 
 from research_plugin.errors import ConfigError, ResearchPluginError
+from research_plugin.retriever.describe import describe
 from research_plugin.retriever.engine import Engine
+from research_plugin.retriever.engines import make_engine
+from research_plugin.retriever.memory import check_memory
+from research_plugin.retriever.recipe import load_config, recipe_names, show_config
+from research_plugin.retriever.settings import RetrieverConfig
+from research_plugin.retriever.validate import file_faults
 
 _log = logging.getLogger(__name__)
-_DRAIN_SECONDS = 10
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+# Flags that stand for a setting: name, key, metavar, help.
+_FLAGS = (
+    ("--corpus", "corpus", "FILE", 'JSONL corpus, one {"id", "contents"} a line'),
+    ("--host", "server.host", "ADDRESS", "address to bind (default: 127.0.0.1)"),
+    ("--port", "server.port", "N", "port, 0 for a free one (default: 8000)"),
+    ("--topk", "topk", "N", "documents when a request names no number (default: the route's own)"),
+    ("--token-env", "server.token_env", "NAME", "environment variable that holds the bearer token to ask for"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``serve``."""
     add = parser.add_argument
-    add("--corpus", required=True, metavar="FILE", help='JSONL corpus, one {"id", "contents"} a line')
-    add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    add("--port", type=int, default=8000, help="port, 0 for a free one (default: %(default)s)")
-    add("--stemmer", metavar="LANGUAGE", help="Snowball stemmer for BM25, such as english (default: none)")
-    add("--topk", type=int, metavar="N", help="documents when a request names no number (default: the route's own)")
-    add("--max-topk", type=int, default=100, metavar="N", help="most documents per query (default: %(default)s)")
-    add("--max-queries", type=int, default=1024, metavar="N", help="most queries per request (default: %(default)s)")
-    add("--max-query-chars", type=int, default=32768, metavar="N", help="longest query (default: %(default)s)")
-    add("--max-body-mb", type=int, default=8, metavar="N", help="largest request body (default: %(default)s)")
-    add("--max-queue", type=int, default=4096, metavar="N", help="waiting queries before 429 (default: %(default)s)")
-    add("--max-batch", type=int, default=256, metavar="N", help="queries per engine call (default: %(default)s)")
-    add("--token-env", metavar="NAME", help="environment variable that holds the bearer token to ask for")
+    add("overrides", nargs="*", metavar="key=value", help="settings over the recipe's (docs/retriever.md)")
+    add("--recipe", metavar="NAME", help=f"YAML file of ours or FlashRAG's, or one of {', '.join(recipe_names())}")
+    for flag, key, metavar, text in _FLAGS:
+        add(flag, dest=key, metavar=metavar, help=f"{text}; the same as {key}={metavar}")
+    add("--ray", action="store_true", help="replicas under Ray Serve, set by ray.* (docs/retriever.md)")
+    add("--ray-address", metavar="ADDRESS", help="Ray cluster to join (default: one is started on this machine)")
+    add("--print-config", action="store_true", help="show the resolved settings as YAML and end")
     add("--ready-file", type=Path, metavar="PATH", help='write {"url", "pid"} here once queries are answered')
     add(
         "--exit-with-parent",
@@ -51,27 +60,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Returns 0 after a clean end, 1 after an error that is printed to stderr."""
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    flags = [f"{key}={value}" for _, key, _, _ in _FLAGS if (value := getattr(args, key)) is not None]
     try:
-        return _serve(args)
+        config = load_config(args.recipe, [*flags, *args.overrides])
+        if args.print_config:
+            print(show_config(config), end="")
+            return 0
+        faults = list(file_faults(config))
+        if faults:
+            raise ConfigError("; ".join(faults))
+        if args.ray:
+            from research_plugin.retriever import ray_serve
+
+            return ray_serve.run(config, args)
+        return _serve(config, args)
     except ResearchPluginError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _serve(args: argparse.Namespace) -> int:
-    import uvicorn
-
+def _serve(config: RetrieverConfig, args: argparse.Namespace) -> int:
     from research_plugin.retriever.app import create_app
-    from research_plugin.retriever.settings import ServerSettings
+    from research_plugin.retriever.http_server import http_server
 
-    _check_positive(args)
-    token = _token(args.token_env)
-    if args.host not in _LOOPBACK and token is None:
-        _log.warning("%s is reachable from other machines and no --token-env is set", args.host)
-    if not Path(args.corpus).is_file():
-        raise ConfigError(f"--corpus {args.corpus}: no such file; give a JSONL file with id and contents per line")
-    listener = _listen(args.host, args.port)
-    url = _url(args.host, listener.getsockname()[1])
+    settings = config.server
+    token = read_token(settings.token_env)
+    if settings.host not in _LOOPBACK and token is None:
+        _log.warning("%s is reachable from other machines and server.token_env is not set", settings.host)
+    check_memory(config)
+    listener = _listen(settings.host, settings.port)
+    url = _url(settings.host, listener.getsockname()[1])
     failed = False
 
     def on_loaded(outcome: Engine | Exception) -> None:
@@ -80,39 +98,22 @@ def _serve(args: argparse.Namespace) -> int:
             failed = True
             server.should_exit = True
             print(f"error: {outcome}", file=sys.stderr)
-        elif args.ready_file is not None:
-            _write_atomically(args.ready_file, {"url": url, "pid": os.getpid()})
+        else:
+            write_ready_file(args.ready_file, url)
 
-    settings = ServerSettings(
-        max_topk=args.max_topk,
-        max_queries=args.max_queries,
-        max_query_chars=args.max_query_chars,
-        max_body_mb=args.max_body_mb,
-        max_queue=args.max_queue,
-        max_batch=args.max_batch,
-    )
     app = create_app(
-        lambda: _load(args.corpus, args.stemmer),
+        lambda: make_engine(config),
         settings=settings,
         token=token,
-        description={"topk": args.topk, "corpus": Path(args.corpus).name},
+        description=describe(config),
         on_loaded=on_loaded,
     )
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        # Longer than the clients' own expiry, so that a client never writes into a connection just being closed.
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
-    )
-    server = uvicorn.Server(config)
-    # uvicorn raises the signal again after its own clean-up (uvicorn/server.py, capture_signals); handlers of ours
-    # underneath turn that into a normal return, so a SIGTERM ends with status 0.
+    server = http_server(app)
+    # Until the server has its own handlers.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     if args.exit_with_parent is not None:
-        _exit_with_parent(args.exit_with_parent or os.getppid())
+        _exit_with_parent(args.exit_with_parent or os.getppid(), settings.drain)
     _log.info("listening on %s", url)
     try:
         server.run(sockets=[listener])
@@ -123,27 +124,17 @@ def _serve(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _load(corpus: str, stemmer: str | None) -> Engine:
-    from research_plugin.retriever.bm25 import BM25Engine
-    from research_plugin.retriever.corpus import read_corpus
+def read_token(name: str | None) -> str | None:
+    """Return the bearer token that ``server.token_env`` names, or None.
 
-    _log.info("loading %s (%.1f MB)", corpus, Path(corpus).stat().st_size / 1e6)
-    return BM25Engine(read_corpus(corpus), stemmer)
-
-
-def _check_positive(args: argparse.Namespace) -> None:
-    for name in ("topk", "max_topk", "max_queries", "max_query_chars", "max_body_mb", "max_queue", "max_batch"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-
-
-def _token(name: str | None) -> str | None:
+    Raises:
+        ConfigError: the variable is unset or empty.
+    """
     if name is None:
         return None
     token = os.environ.get(name, "")
     if not token:
-        raise ConfigError(f"--token-env {name}: that environment variable is unset or empty; export it first")
+        raise ConfigError(f"server.token_env: {name}: that environment variable is unset or empty; export it first")
     return token
 
 
@@ -154,7 +145,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}; --port 0 takes a free one") from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}; server.port=0 takes a free one") from error
 
 
 def _url(host: str, port: int) -> str:
@@ -163,13 +154,15 @@ def _url(host: str, port: int) -> str:
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
-def _write_atomically(path: Path, value: dict[str, object]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(value), encoding="utf-8")
-    partial.replace(path)
+def write_ready_file(path: Path | None, url: str) -> None:
+    """Write ``{"url", "pid"}`` in one step, if there is a path."""
+    if path is not None:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        partial.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
+        partial.replace(path)
 
 
-def _exit_with_parent(parent: int) -> None:
+def _exit_with_parent(parent: int, drain: float) -> None:
     """End this process soon after the parent has gone.
 
     prctl(PR_SET_PDEATHSIG) is not used: the kernel sends it when the parent's *thread* that forked us ends, and a
@@ -181,7 +174,7 @@ def _exit_with_parent(parent: int) -> None:
             time.sleep(0.5)
         _log.warning("the parent process %d is gone; shutting down", parent)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_DRAIN_SECONDS + 5)
+        time.sleep(drain + 5)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

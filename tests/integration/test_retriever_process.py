@@ -104,6 +104,7 @@ def test_retriever_answers_all_dialects(http: httpx.Client) -> None:
         "engine": "bm25",
         "size": 4,
         "topk": None,
+        "max_topk": 100,
         "corpus": "corpus.jsonl",
     }
     assert "retriever_queries_total" in http.get("/metrics").text
@@ -199,7 +200,7 @@ def test_retriever_outlives_the_thread_that_started_it(corpus: Path) -> None:
     [
         ('{"id": "0", "contents": "a"}\n{"id": "1", "con', [], r"line 2: .*half-downloaded"),
         (None, [], r"no such file"),
-        ('{"id": "0", "contents": "a"}\n', ["--max-topk", "0"], r"--max-topk 0: must be at least 1"),
+        ('{"id": "0", "contents": "a"}\n', ["server.max_topk=0"], r"server\.max_topk: got 0; must be at least 1"),
         ('{"id": "0", "contents": "a"}\n', ["--token-env", "UNSET_TOKEN"], r"UNSET_TOKEN.*unset"),
     ],
     ids=["cut-corpus", "no-corpus", "limit", "token"],
