@@ -50,6 +50,8 @@ class SearchConfig:
     """The server's route: batch_search (ReSearch), retrieve (Search-R1), queries (R1-Searcher)."""
     topk: int = 5
     """Documents per query."""
+    expects: str | None = None
+    """Retriever recipe (a name in recipes/retriever/ or a YAML file) that the servers must match; None: any will do."""
     connect_timeout: float = 5.0
     """Seconds to wait for a connection."""
     read_timeout: float = 60.0

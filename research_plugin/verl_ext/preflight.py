@@ -177,7 +177,9 @@ def _retriever_problems(config: dict[str, Any]) -> list[str]:
 
     try:
         settings = build_config(AgentConfig, config["actor_rollout_ref"]["rollout"]["custom"])
-        check_retriever_blocking(settings.search)
+        for report in check_retriever_blocking(settings.search).values():
+            if report["note"]:
+                print(f"WARNING: {report['note']}", flush=True)
     except ResearchPluginError as error:
         return [f"{CUSTOM_KEY}.{error}"]
     return []
