@@ -30,6 +30,8 @@ _MOST_CHARS = 100_000
 _MOST_REDIRECTS = 5
 _HTML = ("text/html", "application/xhtml+xml")
 _PLAIN = "text/plain"
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_LOCAL_NAT64 = ipaddress.ip_network("64:ff9b:1::/48")
 
 
 class PageError(SearchError):
@@ -134,8 +136,12 @@ class Pages:
 def is_public(address: str) -> bool:
     """Tell whether an IP address belongs to the public Internet."""
     ip = ipaddress.ip_address(address.split("%")[0])
-    embedded = isinstance(ip, ipaddress.IPv6Address) and (ip.ipv4_mapped or ip.sixtofour or ip.teredo)
-    return ip.is_global and not ip.is_multicast and not embedded
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip in _NAT64:  # what an IPv6-only network calls every IPv4 address
+            ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        elif ip in _LOCAL_NAT64 or ip.ipv4_mapped or ip.sixtofour or ip.teredo:
+            return False
+    return ip.is_global and not ip.is_multicast
 
 
 async def _public_address(url: httpx.URL) -> str:
