@@ -10,6 +10,7 @@ import gc
 import hmac
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ _Result = TypeVar("_Result")
 _LARGE_BODY = 64 * 1024
 _MANY_DOCUMENTS = 200
 _CLOSE_SECONDS = 5.0
+_SWITCH_SECONDS = 0.001
 _GIVEN_UP = {
     "deadline": "no answer within the deadline; the server is busy, or the request's deadline is too short",
     "draining": "the server is shutting down; ask another one",
@@ -216,6 +218,9 @@ class RetrieverApp:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
+        # An engine in pure Python gives the interpreter lock back to the event loop after this time: 5 ms unless set,
+        # and the loop asks for it several times per request.
+        sys.setswitchinterval(_SWITCH_SECONDS)
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._load, args=(self._loop,), name="load", daemon=True).start()
         await send({"type": "lifespan.startup.complete"})

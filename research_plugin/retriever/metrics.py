@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 _SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0]
 
@@ -46,6 +54,7 @@ class Metrics:
         gauge.set_function(waiting)
         gauge = Gauge("retriever_open_requests", "Search requests under way.", registry=registry)
         gauge.set_function(open_requests)
+        ProcessCollector(registry=registry)  # memory, CPU seconds, open files
 
     def stage(self, name: str, seconds: float) -> None:
         """Note one stage of an engine call, for `engine.Stages`."""
