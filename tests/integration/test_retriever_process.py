@@ -23,6 +23,7 @@ from research_plugin.document import Document
 from research_plugin.errors import ConfigError, SearchError
 from research_plugin.retriever.app import create_app
 from research_plugin.retriever.engine import SILENT, Stages
+from research_plugin.retriever.http_server import http_server
 from research_plugin.retriever.process import RetrieverProcess
 from research_plugin.retriever.settings import ServerSettings
 from research_plugin.search.check import check_retriever, check_retriever_blocking
@@ -117,23 +118,37 @@ def test_retriever_ids_and_accents_survive(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("route", "body", "status"),
     [
-        (b'{"query": "' + b"x" * 50_000_000 + b'"}', 413),
-        (b'{"query": "a\\ud800"}', 400),
-        (b'{"query": "a", "top_n": 0}', 400),
-        (b'{"query": "a", "top_n": -1}', 400),
-        (b'{"query": "a", "top_n": 5}', 400),
-        (b'{"query": "a", "top_n": 1000000000}', 400),
-        (b'{"query": 7}', 400),
-        (b"\xff\xfe", 400),
-        (b"", 400),
-        (b'{"query": "' + b"x" * 10_000 + b'"}', 200),
+        ("/search", b'{"query": "' + b"x" * 50_000_000 + b'"}', 413),
+        ("/search", b'{"query": "' + b"x" * 1_000_000 + b'"}', 400),
+        ("/search", b'{"query": "' + b"x" * 10_000 + b'"}', 200),
+        ("/search", b'{"query": "  "}', 400),
+        ("/search", b'{"query": "a\\ud800"}', 400),
+        ("/search", b'{"query": "a", "top_n": 0}', 400),
+        ("/search", b'{"query": "a", "top_n": -1}', 400),
+        ("/search", b'{"query": "a", "top_n": 5}', 400),
+        ("/search", b'{"query": "a", "top_n": 1000000000}', 400),
+        ("/search", b'{"query": "a", "top_n": 9223372036854775808}', 400),
+        ("/search", b'{"query": "a", "top_n": "3"}', 400),
+        ("/search", b'{"query": "a", "top_n": 2.5}', 400),
+        ("/search", b'{"query": "a", "top_n": null}', 400),
+        ("/search", b'{"query": 7}', 400),
+        ("/search", b'{"query": "\\u0000 \\ud83c\\udf88 \\u0645"}', 200),
+        ("/search", b"\xff\xfe", 400),
+        ("/search", b"", 400),
+        ("/batch_search", b'{"query": []}', 200),
+        ("/batch_search", b'{"query": ["", "France"]}', 200),
+        ("/batch_search", json.dumps({"query": ["France"] * 1500}).encode(), 413),
+        ("/retrieve", b'{"queries": ["France"], "topk": null, "return_scores": false}', 200),
+        ("/retrieve", b'{"queries": ["France", "Japan"], "return_scores": false}', 200),
     ],
-    ids=["50MB", "surrogate", "topk-0", "topk-negative", "topk-size", "topk-huge", "type", "bytes", "empty", "10000"],
+    ids=lambda value: str(value)[:40] if isinstance(value, (str, bytes)) else None,
 )
-def test_retriever_bad_input_is_a_clear_answer_and_it_lives_on(http: httpx.Client, body: bytes, status: int) -> None:
-    response = http.post("/search", content=body)
+def test_retriever_bad_input_is_a_clear_answer_and_it_lives_on(
+    http: httpx.Client, route: str, body: bytes, status: int
+) -> None:
+    response = http.post(route, content=body)
     assert response.status_code == status
     assert status == 200 or response.json()["error"]["message"]
     assert http.post("/search", json={"query": "France", "top_n": 1}).json()[0]["id"] == "00012"
@@ -309,19 +324,21 @@ class SlowEngine:
     name, size = "slow", 1
 
     def __init__(self) -> None:
-        self.queries = 0
+        self.asked: list[str] = []
 
     def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
-        self.queries += len(queries)
+        self.asked += queries
         time.sleep(0.2)
         return [[Document("0", query)] for query in queries]
+
+    def close(self) -> None:
+        pass
 
 
 @contextmanager
 def slow_server(engine: SlowEngine, max_batch: int = 256) -> Iterator[tuple[str, uvicorn.Server]]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    config = uvicorn.Config(create_app(lambda: engine, settings=ServerSettings(max_batch=max_batch)), log_config=None)
-    running = uvicorn.Server(config)
+    running = http_server(create_app(lambda: engine, settings=ServerSettings(max_batch=max_batch)))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -330,7 +347,7 @@ def slow_server(engine: SlowEngine, max_batch: int = 256) -> Iterator[tuple[str,
             assert wait_until(lambda: probe.get(f"{url}/health").status_code == 200, 10)
         yield url, running
     finally:
-        running.should_exit = True
+        running.handle_exit(signal.SIGTERM, None)
         thread.join()
         listener.close()
 
@@ -351,7 +368,7 @@ async def test_client_64_rollouts_of_3_slow_searches_stay_far_below_serial() -> 
         seconds = time.monotonic() - started
         await client.aclose()
     assert seconds < 64 * 3 * 0.2 / 10
-    assert engine.queries == 64 * 3
+    assert len(engine.asked) == 64 * 3
 
 
 async def test_retriever_256_clients_do_not_starve_health() -> None:
@@ -375,8 +392,64 @@ async def test_retriever_answers_what_is_under_way_before_it_ends() -> None:
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
             search = asyncio.create_task(http.post("/search", json={"query": "q"}))
             await asyncio.sleep(0.1)
-            running.should_exit = True
+            running.handle_exit(signal.SIGTERM, None)
             assert (await search).json() == [{"id": "0", "contents": "q"}]
+
+
+def test_retriever_drops_the_queries_of_clients_that_hung_up() -> None:
+    engine = SlowEngine()
+    with slow_server(engine) as (url, _), httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+        port = int(url.rsplit(":", 1)[1])
+        for query in (b"running", b"gone"):
+            body = b'{"query": "%s"}' % query
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                assert wait_until(lambda: "running" in engine.asked, 10)
+                time.sleep(0.02)
+        assert http.post("/search", json={"query": "stays"}).status_code == 200
+    assert engine.asked == ["running", "stays"]
+
+
+def test_retriever_drains_on_sigterm(tmp_path: Path) -> None:
+    program = tmp_path / "slow.py"
+    program.write_text(
+        "import socket, time\n"
+        "from research_plugin.retriever.app import create_app\n"
+        "from research_plugin.retriever.http_server import http_server\n"
+        "from research_plugin.retriever.settings import ServerSettings\n"
+        "class Slow:\n"
+        "    name, size = 'slow', 1\n"
+        "    def search(self, queries, topk, stages):\n"
+        "        time.sleep(2)\n"
+        "        return [[] for _ in queries]\n"
+        "    def close(self):\n"
+        "        print('closed', flush=True)\n"
+        "listener = socket.create_server(('127.0.0.1', 0))\n"
+        "print(listener.getsockname()[1], flush=True)\n"
+        "http_server(create_app(Slow, settings=ServerSettings())).run(sockets=[listener])\n"
+    )
+    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+            assert wait_until(lambda: http.get("/health").status_code == 200, 30)
+            answers: list[httpx.Response] = []
+            search = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/search", json={"query": "q"})))
+            search.start()
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert wait_until(lambda: http.get("/health").status_code == 503, 1)
+            assert http.get("/health").json()["status"] == "draining"
+            assert http.get("/live").status_code == 200
+            assert http.post("/search", json={"query": "late"}).json()["error"]["code"] == "draining"
+            search.join()
+        assert (answers[0].status_code, answers[0].json()) == (200, [])
+        assert process.communicate(timeout=20)[0] == "closed\n"
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
 
 
 async def test_check_retriever_reports(server: RetrieverProcess, corpus: Path) -> None:
