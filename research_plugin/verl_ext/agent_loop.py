@@ -20,7 +20,6 @@ from research_plugin.errors import DataError
 from research_plugin.metrics import rollout_metrics
 from research_plugin.protocol import Dialect, get_dialect
 from research_plugin.rewards import golden_answers
-from research_plugin.rollout import StopReason
 from research_plugin.search.client import shared_client
 from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
 from research_plugin.tokens import HFCodec, build_prompt_ids, end_token_ids
@@ -68,7 +67,7 @@ class SearchAgentLoop(AgentLoopBase):
                 self.shared.prompt_length,
                 question,
             )
-            return []
+            return await self._leave_out("no_room", kwargs)
 
         # 2. the turns
         engine = _Engine(self.server_manager, sampling_params, self.codec, self.shared.dialect.stop)
@@ -88,15 +87,23 @@ class SearchAgentLoop(AgentLoopBase):
 
         # 3. what veRL gets
         reason = episode.rollout.stop_reason
-        if reason is None or reason.is_fault:
-            logger.error("left out of training: %s (%s)", reason and reason.value, episode.error)
-            return []
+        if reason.is_fault:
+            logger.error("left out of training: %s (%s)", reason.value, episode.error)
+            return await self._leave_out(reason.value, kwargs)
         if not episode.rollout.generated_tokens:
             # veRL can hold neither an empty response nor one without a weight version (trainer_base.py,
             # _compute_metrics), and its token mean is 0/0 for a batch without policy tokens.
             logger.warning("left out: no room for a single token after a prompt of %d tokens", len(prompt_ids))
-            return []
+            return await self._leave_out("no_room", kwargs)
         return self._output(episode, engine, kwargs)
+
+    async def _leave_out(self, reason: str, row: dict[str, Any]) -> list[AgentLoopOutput]:
+        """Have the trainer count the rollout (one of `metrics.LEFT_OUT`); return what veRL takes for no output."""
+        if self.config.transfer_queue.enable:  # the V1 trainers turn it on
+            from research_plugin.verl_ext import left_out
+
+            await left_out.record(row["uid"], row["session_id"], reason)
+        return []
 
     def _output(self, episode: Episode, engine: _Engine, row: dict[str, Any]) -> AgentLoopOutput:
         rollout = episode.rollout
@@ -117,7 +124,7 @@ class SearchAgentLoop(AgentLoopBase):
                 # veRL's own loops fill these; batches from several loops must have the same keys.
                 "turn_scores": [],
                 "tool_rewards": [],
-                "stop_reason": (rollout.stop_reason or StopReason.ABORTED).value,
+                "stop_reason": rollout.stop_reason.value,
                 "segments": [[segment.text, segment.by_policy] for segment in rollout.segments],
                 "queries": [search.query for search in episode.searches],
                 **rollout_metrics(episode, _golden_answers(row)),

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from composing import clean_environment
+
+from research_plugin.data.tiny_files import tiny_dir
 
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
@@ -56,35 +60,26 @@ def _marked(folder: Path) -> list[str]:
     return lines
 
 
-def _wait(condition: object, seconds: float) -> bool:
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if condition():  # type: ignore[operator]
+        if condition():
             return True
         time.sleep(0.5)
     return False
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One short training run from an unrelated folder; yields its run folder."""
-    folder = tmp_path_factory.mktemp("train")
-    corpus = folder / "corpus.jsonl"
-    import research_plugin.data.tiny_files as tiny
+@contextmanager
+def _training(folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a run in ``folder``, its output in ``folder/log``; kill what is left of it at the end.
 
-    corpus.write_bytes((tiny.tiny_dir() / "corpus.jsonl").read_bytes())
+    The corpus is a copy, so that the retriever can be told apart from any other on this machine.
+    """
+    corpus = shutil.copy(tiny_dir() / "corpus.jsonl", folder)
+    settings = ["trainer.default_local_dir=run", f"actor_rollout_ref.rollout.custom.search.corpus={corpus}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [
-                *COMMAND,
-                f"trainer.total_training_steps={STEPS}",
-                "trainer.default_local_dir=run",
-                f"data.val_max_samples={QUESTIONS}",
-                # With a reference model, which the recipe does without.
-                "actor_rollout_ref.actor.use_kl_loss=true",
-                # Named so that the retriever can be told apart from any other on this machine.
-                f"actor_rollout_ref.rollout.custom.search.corpus={corpus}",
-            ],
+            [*COMMAND, *settings, *overrides],
             cwd=folder,
             env=clean_environment(),
             stdout=log,
@@ -93,12 +88,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             start_new_session=True,
         )
         try:
-            process.wait(timeout=1200)
+            yield process
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One short training run from an unrelated folder; its run folder."""
+    folder = tmp_path_factory.mktemp("train")
+    with _training(
+        folder,
+        f"trainer.total_training_steps={STEPS}",
+        f"data.val_max_samples={QUESTIONS}",
+        # With a reference model, which the recipe does without.
+        "actor_rollout_ref.actor.use_kl_loss=true",
+    ) as process:
+        process.wait(timeout=1200)
     assert process.returncode == 0, (folder / "log").read_text(errors="replace")[-4000:]
-    yield folder / "run"
+    return folder / "run"
 
 
 def _metrics(run: Path) -> list[dict[str, float]]:
@@ -121,6 +130,19 @@ def test_run_engine_and_trainer_agree(run: Path) -> None:
     assert all("actor/kl_loss" in row for row in _metrics(run) if "actor/grad_norm" in row)
 
 
+def test_run_logs_what_the_plugin_counts(run: Path) -> None:
+    """Cases 17 and 19, in veRL's own tracker: its response_length counts retrieved tokens, too."""
+    steps = [row for row in _metrics(run) if "actor/grad_norm" in row]
+    for row in steps:
+        tokens = row["rollout/generated_tokens/mean"], row["rollout/retrieved_tokens/mean"]
+        assert min(tokens) > 0
+        assert sum(tokens) == pytest.approx(row["response_length/mean"], rel=1e-4)
+        assert 0.0 <= row["rollout/groups_without_spread/share"] <= 1.0
+        for reason in ("search_failed", "aborted", "no_room"):
+            assert row[f"rollout/{reason}/total"] == row[f"rollout/{reason}/share"] == 0.0
+    assert any(row["rollout/groups_without_spread/share"] < 1.0 for row in steps)
+
+
 def test_run_dumps_rollouts_that_searched(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "rollouts" / "1.jsonl").read_text().splitlines()]
     assert len(rows) == 16 * 5
@@ -141,30 +163,13 @@ def test_run_leaves_no_process_behind(run: Path) -> None:
 
 
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
-    import research_plugin.data.tiny_files as tiny
-
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_bytes((tiny.tiny_dir() / "corpus.jsonl").read_bytes())
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*COMMAND, "trainer.default_local_dir=run", f"actor_rollout_ref.rollout.custom.search.corpus={corpus}"],
-            cwd=tmp_path,
-            env=clean_environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            text = tmp_path / "log"
-            started = _wait(lambda: "Started a local Ray instance" in text.read_text(errors="replace"), 240)
-            assert started, text.read_text(errors="replace")[-4000:]
-            assert _marked(tmp_path), "the retriever should be running"
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=120)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    with _training(tmp_path) as process:
+        log = tmp_path / "log"
+        started = _wait(lambda: "Started a local Ray instance" in log.read_text(errors="replace"), 240)
+        assert started, log.read_text(errors="replace")[-4000:]
+        assert _marked(tmp_path), "the retriever should be running"
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=120)
     assert process.returncode != 0
     assert _wait(lambda: not _marked(tmp_path), 30), _marked(tmp_path)
     assert _wait(lambda: not _session(process.pid), 60), _session(process.pid)

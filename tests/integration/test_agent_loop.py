@@ -189,6 +189,8 @@ def start(model_dirs: dict[str, Path], corpus: Path, monkeypatch: pytest.MonkeyP
     """Build veRL's worker class, below its Ray shell, over the composed recipe."""
     from verl.trainer.ppo.v1 import agent_loop_tq
 
+    from research_plugin.verl_ext import left_out
+
     def build(
         script: Callable[[str, int], Any], *overrides: str, recipe: str = "research_7b", model: str = "chat"
     ) -> Run:
@@ -203,10 +205,12 @@ def start(model_dirs: dict[str, Path], corpus: Path, monkeypatch: pytest.MonkeyP
             "actor_rollout_ref.rollout.n=1",
             "actor_rollout_ref.rollout.calculate_log_probs=true",
             "data.max_response_length=200",
+            "transfer_queue.enable=true",  # as main_ppo sets it
             *overrides,
         )
         queue, server = Queue(), Server(script)
         monkeypatch.setattr(agent_loop_tq, "tq", queue)
+        monkeypatch.setattr(left_out, "tq", queue)
         worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
         return Run(config, server, queue, worker_class(config, server))
 
@@ -351,6 +355,7 @@ def test_failed_search_is_left_out_and_its_siblings_are_not(
     assert list(rows) == ["1_0_0"]
     # Not a failure to veRL: it goes on with the trajectories that exist.
     assert run.queue.tags["0"] == {"status": "finished"}
+    assert (run.queue.tags["0_0"]["uid"], run.queue.tags["0_0"]["reason"]) == ("0", "search_failed")
     assert "search_failed" in caplog.text
     assert "missing.jsonl" in caplog.text
 
@@ -362,6 +367,7 @@ def test_aborted_request_is_left_out(start: Callable[..., Run], word: str) -> No
     assert run("Who?") == {}
     run = start(lambda prompt, turn: output([], None, stop_reason=word))
     assert run("Who?") == {}
+    assert run.queue.tags["0_0"]["reason"] == "aborted"
 
 
 def test_rollout_without_a_policy_token_is_left_out(start: Callable[..., Run]) -> None:
@@ -370,6 +376,7 @@ def test_rollout_without_a_policy_token_is_left_out(start: Callable[..., Run]) -
     assert run.queue.tags["0"] == {"status": "finished"}
     run = start(two_turns, "actor_rollout_ref.rollout.max_model_len=23", "data.max_prompt_length=23")
     assert run("Who?") == {}
+    assert run.queue.tags["0_0"]["reason"] == "no_room"
     assert run.server.calls == []
 
 
@@ -377,6 +384,7 @@ def test_prompt_over_the_limit_is_left_out(start: Callable[..., Run]) -> None:
     run = start(two_turns, "data.max_prompt_length=30")
     rows = run("Who?", "Who on earth is that?")
     assert list(rows) == ["0_0_0"]
+    assert run.queue.tags["1_0"]["reason"] == "no_room"
 
 
 def test_engine_without_log_probs(start: Callable[..., Run]) -> None:

@@ -1,11 +1,11 @@
-"""The numbers that describe one rollout."""
+"""The numbers that describe one rollout, and those of a step."""
 
 from __future__ import annotations
 
 import pytest
 
 from research_plugin.document import Document
-from research_plugin.metrics import rollout_metrics
+from research_plugin.metrics import rollout_metrics, step_metrics
 from research_plugin.rollout import Rollout
 from research_plugin.search_loop import Episode, Searched
 
@@ -66,3 +66,42 @@ def test_every_number_is_a_float() -> None:
     # Rollouts with and without a search meet in one column.
     for of in (episode(), Episode(Rollout([], 5))):
         assert {type(value) for value in rollout_metrics(of).values()} == {float}
+
+
+def tokens(generated: float, retrieved: float) -> dict[str, float]:
+    return {"generated_tokens": generated, "retrieved_tokens": retrieved}
+
+
+NOTHING_LEFT_OUT = {
+    f"rollout/{reason}/{kind}": 0.0 for reason in ("search_failed", "aborted", "no_room") for kind in ("total", "share")
+}
+
+
+def test_step_metrics_by_hand() -> None:
+    # Cases 17 and 19: group a has spread, b has none, c lost all but one rollout and cannot tell.
+    rollouts = [
+        ("a", 1.0, tokens(10, 4)),
+        ("a", 0.1, tokens(20, 0)),
+        ("b", 0.1, tokens(30, 8)),
+        ("b", 0.1, tokens(40, 0)),
+        ("c", 1.0, tokens(50, 3)),
+    ]
+    assert step_metrics(rollouts, ["search_failed", "search_failed", "aborted"]) == {
+        "rollout/generated_tokens/mean": 30.0,
+        "rollout/retrieved_tokens/mean": 3.0,
+        "rollout/groups_without_spread/share": 0.5,
+        "rollout/search_failed/total": 2.0,
+        "rollout/search_failed/share": 0.25,
+        "rollout/aborted/total": 1.0,
+        "rollout/aborted/share": 0.125,
+        "rollout/no_room/total": 0.0,
+        "rollout/no_room/share": 0.0,
+    }
+
+
+def test_step_metrics_of_an_empty_step_and_of_rollouts_without_rewards_or_numbers() -> None:
+    assert step_metrics([]) == NOTHING_LEFT_OUT
+    assert step_metrics([("a", None, {}), ("a", None, {})]) == NOTHING_LEFT_OUT
+    mixed = step_metrics([("a", 1.0, tokens(6, 2)), ("a", 1.0, {"turn_scores": []})])
+    assert mixed["rollout/generated_tokens/mean"] == 6.0
+    assert mixed["rollout/groups_without_spread/share"] == 1.0
