@@ -23,4 +23,4 @@ class Document:
 
 def without_surrogates(text: str) -> str:
     """Return ``text`` with U+FFFD for every lone surrogate: JSON can carry those, UTF-8 and tokenizers take none."""
-    return _SURROGATES.sub("\ufffd", text)
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

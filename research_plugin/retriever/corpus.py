@@ -7,15 +7,12 @@ keeps a large corpus on disk; `read_corpus` takes a small one into memory.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from research_plugin.document import Document
+from research_plugin.document import Document, without_surrogates
 from research_plugin.errors import DataError
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def read_corpus(path: str | Path) -> list[Document]:
@@ -64,11 +61,6 @@ def line_parser() -> Callable[[bytes, Path, int], Document]:
         return _parse(line, path, number)
 
     return parse
-
-
-def without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which cannot be encoded as UTF-8, by U+FFFD."""
-    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

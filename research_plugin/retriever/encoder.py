@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from research_plugin.document import without_surrogates
 from research_plugin.errors import ConfigError, SearchError
-from research_plugin.retriever.corpus import without_surrogates
 from research_plugin.retriever.settings import EncoderSettings
 
 if TYPE_CHECKING:

@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from research_plugin.document import Document
+from research_plugin.document import Document, without_surrogates
 from research_plugin.retriever.asgi import Refused
 from research_plugin.retriever.settings import ServerSettings
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class SearchRoute:
             if len(query) > limits.max_query_chars:
                 message = f"query {place} has {len(query)} characters; at most {limits.max_query_chars}"
                 raise Refused(message, "query_too_long")
-            if _SURROGATES.search(query):
+            if without_surrogates(query) != query:
                 raise Refused(f"query {place} holds a lone surrogate, which is no character", "invalid_text")
         return given
 
