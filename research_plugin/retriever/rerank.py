@@ -1,0 +1,133 @@
+"""A cross-encoder that reads query and document together and puts an engine's best documents in a new order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from research_plugin.document import Document
+from research_plugin.errors import ConfigError, SearchError
+from research_plugin.retriever.engine import SILENT, Engine, Stages
+from research_plugin.retriever.settings import RerankSettings, RetrieverConfig
+
+
+class RerankEngine:
+    """An `Engine` around another one.
+
+    Args:
+        engine: finds the documents.
+        scorer: scores them.
+        candidates: documents per query that are scored, whatever a request asks for: its answer must not depend on the
+            larger request that it was batched with. So no query gets more than this.
+    """
+
+    def __init__(self, engine: Engine, scorer: CrossEncoder, candidates: int) -> None:
+        self._engine, self._scorer, self._candidates = engine, scorer, candidates
+        self.name, self.size = engine.name, engine.size
+
+    def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
+        """Return the best documents by the cross-encoder's score; equal scores stay in the engine's order."""
+        found = self._engine.search(queries, self._candidates, stages)
+        pairs = [(query, document.contents) for query, row in zip(queries, found, strict=True) for document in row]
+        with stages("rerank"):
+            scores = iter(self._scorer.scores(pairs))
+        scored = [[dataclasses.replace(document, score=next(scores)) for document in row] for row in found]
+        return [sorted(row, key=lambda document: -(document.score or 0.0))[:topk] for row in scored]
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class CrossEncoder:
+    """A Hugging Face sequence-classification model with one label. Called from one thread at a time.
+
+    Raises:
+        ConfigError: the model cannot be loaded, is no such model, or does not take ``max_length`` tokens.
+    """
+
+    def __init__(self, settings: RerankSettings, threads: int = 1) -> None:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        from research_plugin.retriever.torch_device import pick_device, pick_dtype
+
+        path = str(settings.model_path)
+        self._settings, self._threads = settings, threads
+        self._device = pick_device(settings.device)
+        dtype = pick_dtype(settings.dtype, self._device)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+            self._model, info = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=dtype, output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"rerank.model_path={path}: cannot be loaded ({reason}); give a model's folder or, online, its hub name"
+            ) from error
+        # A layer that the files do not hold was just filled with random numbers.
+        if info["missing_keys"] or self._model.config.num_labels != 1:
+            raise ConfigError(
+                f"rerank.model_path={path}: {self._model.config.num_labels} labels, weights missing for"
+                f" {sorted(info['missing_keys'])}; give a cross-encoder, whole and with one label"
+            )
+        positions = getattr(self._model.config, "max_position_embeddings", math.inf)
+        longest = min(self._tokenizer.model_max_length, positions)
+        if settings.max_length > longest:
+            raise ConfigError(f"rerank.max_length={settings.max_length}: {path} takes at most {longest} tokens")
+        self._model.to(self._device).eval()
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Score pairs of query and document: the model's logit, higher is better.
+
+        A pair longer than ``max_length`` tokens loses the end of the document; only a query of more than half of that
+        loses its own.
+
+        Raises:
+            SearchError: the model gave infinities or NaN.
+        """
+        import torch
+
+        from research_plugin.retriever.torch_device import use_threads
+
+        use_threads(self._threads)
+        rows = [self._tokenize(query, contents) for query, contents in pairs]
+        found = [0.0] * len(rows)
+        with torch.inference_mode():
+            for chosen in _batches([len(row["input_ids"]) for row in rows], self._settings.batch_tokens):
+                inputs = self._tokenizer.pad([rows[i] for i in chosen], return_tensors="pt").to(self._device)
+                for i, score in zip(chosen, self._model(**inputs).logits[:, 0].tolist(), strict=True):
+                    found[i] = score
+        if not all(map(math.isfinite, found)):
+            raise SearchError(
+                f"reranker {self._settings.model_path}: scores hold infinities or NaN in {self._model.dtype};"
+                " set rerank.dtype=float32 or bfloat16"
+            )
+        return found
+
+    def _tokenize(self, query: str, contents: str) -> dict[str, list[int]]:
+        return dict(self._tokenizer(query, contents, truncation="longest_first", max_length=self._settings.max_length))
+
+
+def _batches(lengths: list[int], most_tokens: int) -> list[list[int]]:
+    """Places sorted by length and cut so that places x longest stays within ``most_tokens``; one place at least."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batches and (len(batches[-1]) + 1) * lengths[i] <= most_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def rerank(engine: Engine, config: RetrieverConfig) -> RerankEngine:
+    """Put the reranker of ``config.rerank`` around ``engine``.
+
+    Raises:
+        ConfigError: see `CrossEncoder`; or fewer candidates than ``config.topk``.
+    """
+    settings = config.rerank
+    if settings.candidates < (config.topk or 1):
+        raise ConfigError(f"rerank.candidates={settings.candidates}: must be at least topk ({config.topk})")
+    return RerankEngine(engine, CrossEncoder(settings, config.threads), settings.candidates)
