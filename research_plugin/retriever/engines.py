@@ -16,7 +16,7 @@ ENGINES = {
     "dense": ("research_plugin.retriever.dense:make", "dense"),
     "flashrag": ("research_plugin.retriever.flashrag_engine:make", "dense"),
     "hybrid": ("research_plugin.retriever.fusion:make", "dense"),
-    "web": ("research_plugin.retriever.web.engine:make", "retriever"),
+    "web": ("research_plugin.retriever.web.engine:make", "retriever-web"),
 }
 _RERANK = ("research_plugin.retriever.rerank:rerank", "dense")
 

@@ -34,6 +34,7 @@ LEAST = {
     "web.page_chars": 1,
     "web.retries": 0,
     "web.max_concurrency": 1,
+    "web.summarize_chars": 1,
     "server.port": 0,
     "server.max_topk": 1,
     "server.max_queries": 1,

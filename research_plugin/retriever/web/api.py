@@ -110,10 +110,9 @@ class Api:
                 if tried > self._settings.retries or pause > _LONGEST_RETRY_AFTER:
                     spent = f"{tried} {'try' if tried == 1 else 'tries'} in {time.monotonic() - started:.1f} s"
                     raise SearchError(f"{self._url} gave no answer after {spent}; last cause: {failure}") from failure
-            if pause:
-                self._pace.hold(time.monotonic() + pause)
+            self._pace.hold(time.monotonic() + pause)
             longest = min(_LONGEST_BACKOFF, _BACKOFF * 2 ** min(tried - 1, 30))
-            await asyncio.sleep(max(pause, longest * random.uniform(0.5, 1.0)))
+            await asyncio.sleep(longest * random.uniform(0.5, 1.0))
 
     async def aclose(self) -> None:
         await self._http.aclose()
