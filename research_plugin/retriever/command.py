@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, key, metavar, text in _FLAGS:
         add(flag, dest=key, metavar=metavar, help=f"{text}; the same as {key}={metavar}")
     add("--ray", action="store_true", help="replicas under Ray Serve, set by ray.* (docs/retriever.md)")
-    add("--ray-address", metavar="ADDRESS", help="Ray cluster to join (default: one is started on this machine)")
+    add("--ray-address", metavar="ADDRESS", help="--ray in this cluster, or auto (default: Ray is started here)")
     add("--print-config", action="store_true", help="show the resolved settings as YAML and end")
     add("--ready-file", type=Path, metavar="PATH", help='write {"url", "pid"} here once queries are answered')
     add(
@@ -66,10 +66,13 @@ def run(args: argparse.Namespace) -> int:
         if args.print_config:
             print(show_config(config), end="")
             return 0
-        faults = list(file_faults(config))
+        # The files of replicas elsewhere are looked for there.
+        faults = list(file_faults(config)) if args.ray_address is None else []
         if faults:
             raise ConfigError("; ".join(faults))
-        if args.ray:
+        if config.server.host not in _LOOPBACK and config.server.token_env is None:
+            _log.warning("%s is reachable from other machines and server.token_env is not set", config.server.host)
+        if args.ray or args.ray_address is not None:
             from research_plugin.retriever import ray_serve
 
             return ray_serve.run(config, args)
@@ -85,8 +88,6 @@ def _serve(config: RetrieverConfig, args: argparse.Namespace) -> int:
 
     settings = config.server
     token = read_token(settings.token_env)
-    if settings.host not in _LOOPBACK and token is None:
-        _log.warning("%s is reachable from other machines and server.token_env is not set", settings.host)
     check_memory(config)
     listener = _listen(settings.host, settings.port)
     url = _url(settings.host, listener.getsockname()[1])
@@ -113,7 +114,7 @@ def _serve(config: RetrieverConfig, args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     if args.exit_with_parent is not None:
-        _exit_with_parent(args.exit_with_parent or os.getppid(), settings.drain)
+        exit_with_parent(args.exit_with_parent or os.getppid(), settings.drain)
     _log.info("listening on %s", url)
     try:
         server.run(sockets=[listener])
@@ -162,7 +163,7 @@ def write_ready_file(path: Path | None, url: str) -> None:
         partial.replace(path)
 
 
-def _exit_with_parent(parent: int, drain: float) -> None:
+def exit_with_parent(parent: int, drain: float) -> None:
     """End this process soon after the parent has gone.
 
     prctl(PR_SET_PDEATHSIG) is not used: the kernel sends it when the parent's *thread* that forked us ends, and a
