@@ -193,6 +193,7 @@ class SearchClient:
             future = self._inflight.pop(query, None)
             if future is not None and not future.done():
                 future.set_exception(error)
+                future.exception()  # seen: its callers may all have been cancelled
 
 
 _shared: dict[asyncio.AbstractEventLoop, dict[str, SearchClient]] = {}

@@ -186,7 +186,8 @@ async def test_client_cancelled_caller_does_not_hurt_the_others() -> None:
     assert transport.batches == [["a", "b", "c"]]
 
 
-async def test_client_all_callers_cancelled_then_failure_is_silent() -> None:
+@pytest.mark.parametrize("end", ["fails", "closed"])
+async def test_client_all_callers_cancelled_then_failure_is_silent(end: str) -> None:
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     transport = Echo()
@@ -196,6 +197,9 @@ async def test_client_all_callers_cancelled_then_failure_is_silent() -> None:
     await started(transport)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    del task  # its traceback would keep what it waited for
+    if end == "closed":
+        await client.aclose()
     transport.gate.set()
     await asyncio.sleep(0.03)
     gc.collect()
