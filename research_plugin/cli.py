@@ -13,6 +13,7 @@ from research_plugin.errors import ResearchPluginError
 # name -> (module with add_arguments(parser) and run(args) -> exit code, extra that it needs, one line of help)
 COMMANDS = {
     "serve": ("research_plugin.retriever.command", "retriever", "serve a retriever over HTTP"),
+    "index": ("research_plugin.retriever.build.command", "dense", "build, check and convert the index of a corpus"),
     "tiny": ("research_plugin.data.build_tiny", "cpu", "rebuild the embedded tiny world, its tokenizer and its model"),
 }
 
