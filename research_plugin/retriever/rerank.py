@@ -45,6 +45,7 @@ class CrossEncoder:
 
     Raises:
         ConfigError: the model cannot be loaded, is no such model, or does not take ``max_length`` tokens.
+        SearchError: see `scores`.
     """
 
     def __init__(self, settings: RerankSettings, threads: int = 1) -> None:
@@ -77,6 +78,8 @@ class CrossEncoder:
         if settings.max_length > longest:
             raise ConfigError(f"rerank.max_length={settings.max_length}: {path} takes at most {longest} tokens")
         self._model.to(self._device).eval()
+        # A tokenizer that cannot pad or a format that overflows shows now rather than in the first request.
+        self.scores([("a", "b"), ("a", "b c")])
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Score pairs of query and document: the model's logit, higher is better.

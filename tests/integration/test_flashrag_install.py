@@ -1,0 +1,129 @@
+"""Building a FlashRAG retriever: what it does to the process is undone, and the release on PyPI is recognised."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import flashrag_fake
+import pytest
+from dense_world import environment
+
+from research_plugin.errors import ConfigError, VersionError
+from research_plugin.retriever.flashrag_engine import make
+from research_plugin.retriever.settings import RetrieverConfig
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A FlashRAG that can be imported, in an empty working folder."""
+    monkeypatch.syspath_prepend(str(flashrag_fake.install(tmp_path / "packages")))
+    for name in ("flashrag", "flashrag.config", "flashrag.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(flashrag_fake, "made", [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def _config(folder: Path, text: str) -> RetrieverConfig:
+    file = folder / "flashrag.yaml"
+    file.write_text('instruction: "query: "\n' + text, encoding="utf-8")
+    return RetrieverConfig(engine="flashrag", flashrag_config=str(file))
+
+
+@pytest.mark.parametrize("knows_disable_save", [True, False])
+@pytest.mark.parametrize("gpus", [None, "3"])
+def test_the_process_is_left_as_it_was(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], knows_disable_save: bool,
+    gpus: str | None,
+) -> None:  # fmt: skip
+    import numpy as np
+    import torch
+
+    monkeypatch.setattr(flashrag_fake.Config, "knows_disable_save", knows_disable_save)
+    if gpus is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    variables, states = dict(os.environ), (random.getstate(), np.random.get_state()[1].tolist())
+    torch_state, deterministic = torch.get_rng_state(), torch.backends.cudnn.deterministic
+
+    engine = make(_config(stand_in, "retrieval_method: e5"))
+
+    assert [document.id for document in engine.search(["whales"], 1)[0]] == ["9"]
+    assert dict(os.environ) == variables
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert torch.backends.cudnn.deterministic == deterministic
+    assert os.listdir() == []
+    assert not Path(flashrag_fake.made[0]["save_dir"]).exists()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "line", "expected"),
+    [(None, "", None), (None, "gpu_id: '1'", "1"), ("2", "gpu_id: '1'", "2"), ("", "", "")],
+    ids=["neither", "file", "environment first", "no gpu"],
+)
+def test_gpus_come_from_the_environment_then_from_the_file(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, line: str, expected: str | None
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    make(_config(stand_in, line))
+    assert flashrag_fake.made[0]["gpus"] == expected
+    assert flashrag_fake.made[0]["silent_retrieval"] is True
+
+
+def test_failures_and_image_retrievers_are_explained(stand_in: Path) -> None:
+    with pytest.raises(VersionError, match="release on PyPI"):
+        make(_config(stand_in, "fails_with: cuda"))
+    with pytest.raises(ConfigError, match=r"cannot build a retriever from .*flashrag.yaml: Warning: no index"):
+        make(_config(stand_in, "fails_with: index"))
+    with pytest.raises(ConfigError, match="retrieval_method='clip' makes an image retriever"):
+        make(_config(stand_in, "retrieval_method: clip"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The release on PyPI, without what it requires."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--retries", "0", "--timeout", "10"]
+    done = subprocess.run(
+        [*command, "--target", str(folder), "flashrag-dev==0.1.2"], capture_output=True, text=True, timeout=120
+    )
+    if done.returncode != 0:
+        pytest.skip(f"flashrag-dev 0.1.2 cannot be installed: {done.stderr[-300:]}")
+    return folder
+
+
+_MAKE = """
+import sys
+from research_plugin.errors import VersionError
+from research_plugin.retriever.flashrag_engine import make
+from research_plugin.retriever.settings import RetrieverConfig
+try:
+    make(RetrieverConfig(engine="flashrag", flashrag_config=sys.argv[1]))
+except VersionError as error:
+    print("VersionError:", error)
+"""
+
+
+def _make_in_a_child(wheel: Path, settings: Path) -> str:
+    variables = environment()
+    variables["PYTHONPATH"] = f"{wheel}{os.pathsep}{variables['PYTHONPATH']}"
+    command = [sys.executable, "-c", _MAKE, str(settings)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=180)
+    return done.stdout + done.stderr
+
+
+def test_the_release_on_pypi_is_recognised_before_it_is_imported(wheel: Path, tmp_path: Path) -> None:
+    config = _config(tmp_path, "retrieval_method: e5")
+    said = _make_in_a_child(wheel, Path(str(config.flashrag_config)))
+    assert "VersionError: FlashRAG (0.1.2)" in said and "git+https://github.com/RUC-NLPIR/FlashRAG" in said, said
+    assert "engine=dense" in said
