@@ -228,6 +228,7 @@ def test_wheel_holds_every_file_of_the_package(built: dict[str, Path], tree: Pat
         "research_plugin/recipes/agent_loops.yaml",
         "research_plugin/recipes/recipe/research_7b.yaml",
         "research_plugin/recipes/recipe/engine/megatron.yaml",
+        "research_plugin/recipes/retriever/wiki18_e5_gpu.yaml",
         "research_plugin/verl_ext/cpu/engine.py",
     } <= packed
 

@@ -183,3 +183,14 @@ def test_retriever_is_probed_whatever_the_data_files_are_called(tmp_path: Path, 
     files = [f"data.train_files={tmp_path}/search.parquet", f"data.val_files={tmp_path}/val.parquet"]
     message = stopped_with(*files, "trainer.nnodes=1", f"{CUSTOM}.search.url={url}")
     assert [line for line in problems(message) if line.startswith(f"{CUSTOM}.search.url={url}")]
+
+
+def test_a_retriever_of_another_recipe_is_named_with_every_difference(parquet: list[str]) -> None:
+    from research_plugin.retriever.process import RetrieverProcess
+
+    with RetrieverProcess(timeout=60, arguments=["--recipe", "tiny"]) as server:
+        message = stopped_with(*parquet, "trainer.nnodes=1", f"{CUSTOM}.search.url={server.url}")
+    (found,) = [line for line in problems(message) if ".search." in line]
+    assert found.startswith(f"{CUSTOM}.search.expects=wiki18_e5_gpu: ")
+    for part in ("engine is 'bm25', expected 'dense'", "size is 1570, expected 21015324", "topk is None, expected 5"):
+        assert f"{server.url}: {part}" in found
