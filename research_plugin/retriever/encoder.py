@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from research_plugin.document import without_surrogates
 from research_plugin.errors import ConfigError, SearchError
 from research_plugin.retriever.settings import EncoderSettings
+from research_plugin.retriever.torch_device import pick_device, pick_dtype, use_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 POOLINGS = ("mean", "cls", "last", "pooler")
 # Any texts will do, as long as they never change: their vectors are how one model is told from another.
 _PROBES = ("Paris is the capital of France.", "In which year was the bridge over the river opened to traffic?")
+_PROBE_LENGTH = 64
+_CHARS_PER_TOKEN = 16
 # Small sub-batches keep a CPU's activations in its cache and waste little on padding: 2.3 ms a query with 512 or 1,024
 # tokens against 2.9 ms with 4,096 (MiniLM-L6 bfloat16, one Zen 4 core). A GPU wants large ones.
 _CPU_BATCH_TOKENS = 768
@@ -42,14 +43,15 @@ class Encoder:
     """
 
     def __init__(self, settings: EncoderSettings, threads: int = 1) -> None:
-        _check(settings)
+        if not settings.model_path:
+            raise ConfigError("encoder.model_path is not set; give the model that the index was built with")
         self.settings = settings
         self._threads = threads
         # The Rust tokenizer would otherwise take every core.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
         kind = _SentenceTransformer if settings.backend == "sentence_transformers" else _Transformer
         self._model: _Transformer | _SentenceTransformer = kind(settings)
-        self.dimension = int(self.encode(list(_PROBES[:1]), "").shape[1])
+        self.dimension = int(self.encode(_PROBES, "", _PROBE_LENGTH).shape[1])
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return float32 [n, dimension]."""
@@ -60,9 +62,17 @@ class Encoder:
         return self.encode(texts, self.settings.passage_instruction, self.settings.passage_max_length)
 
     def encode(
-        self, texts: Sequence[str], instruction: str, max_length: int = 128, pooling: str | None = None
+        self,
+        texts: Sequence[str],
+        instruction: str,
+        max_length: int,
+        pooling: str | None = None,
+        normalize: bool | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Encode with settings other than the encoder's own (to find out what an index was built with).
+        """Encode with settings other than the encoder's own, to find out what an index was built with.
+
+        Returns:
+            float32 [n, dimension].
 
         Raises:
             SearchError: the model gave infinities or NaN.
@@ -70,15 +80,13 @@ class Encoder:
         import numpy as np
         import torch
 
-        # Read per thread: a thread that never set it would use every core.
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        texts = [without_surrogates(text) for text in texts]
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
+        use_threads(self._threads)
+        texts = [without_surrogates(text) for text in texts]
         with torch.inference_mode():
             vectors = self._model.encode(texts, instruction, max_length, pooling or self.settings.pooling)
-            if self.settings.normalize:
+            if self.settings.normalize if normalize is None else normalize:
                 vectors = torch.nn.functional.normalize(vectors, dim=-1)
             found: npt.NDArray[np.float32] = vectors.cpu().numpy()
         if not np.isfinite(found).all():
@@ -93,7 +101,7 @@ class Encoder:
         import numpy as np
 
         settings = self.settings
-        probe = self.encode(list(_PROBES), "").astype("<f2")
+        probe = self.encode(_PROBES, "", _PROBE_LENGTH).astype("<f2")
         return {
             "model": str(settings.model_path),
             # A sentence-transformers model pools by itself; None is compared with nothing, the probe vectors are.
@@ -121,8 +129,8 @@ class _Transformer:
         from transformers import AutoModel, AutoTokenizer
 
         path = str(settings.model_path)
-        self.device = _device(settings.device)
-        self.dtype = _dtype(settings.dtype, self.device)
+        self.device = pick_device(settings.device)
+        self.dtype = pick_dtype(settings.dtype, self.device)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(path)
             self._model, info = AutoModel.from_pretrained(path, dtype=self.dtype, output_loading_info=True)
@@ -155,8 +163,20 @@ class _Transformer:
         return vectors[back.to(vectors.device)]
 
     def _tokenize(self, texts: list[str], max_length: int) -> list[list[int]]:
-        ids: list[list[int]] = self._tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+        """Ids of each text with its special tokens, at most ``max_length`` and at least one.
+
+        Only the beginning of a very long text is tokenized. It ends where a word ends, so its tokens are the first ones
+        of the whole text; if they are not enough, the whole text is taken after all.
+        """
+        starts = [_start(text, _CHARS_PER_TOKEN * max_length) for text in texts]
+        ids: list[list[int]] = self._ids(starts, max_length)
+        for i, row in enumerate(ids):
+            if len(row) < max_length and len(starts[i]) < len(texts[i]):
+                ids[i] = self._ids([texts[i]], max_length)[0]
         return [row or [self._pad] for row in ids]
+
+    def _ids(self, texts: list[str], max_length: int) -> list[list[int]]:
+        return self._tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]  # type: ignore[no-any-return]
 
     def _forward(self, ids: list[list[int]], pooling: str) -> torch.Tensor:
         """Vectors of one sub-batch, float32 [n, dimension]; padding stands on the right."""
@@ -185,8 +205,8 @@ class _SentenceTransformer:
         from sentence_transformers import SentenceTransformer
 
         path = str(settings.model_path)
-        self.device = _device(settings.device)
-        self.dtype = _dtype(settings.dtype, self.device)
+        self.device = pick_device(settings.device)
+        self.dtype = pick_dtype(settings.dtype, self.device)
         try:
             self._model = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
         except (OSError, ValueError, ImportError) as error:
@@ -204,6 +224,13 @@ class _SentenceTransformer:
         ).float()
 
 
+def _start(text: str, most: int) -> str:
+    """The words of a text that end within its first ``most`` characters; all of it if not one does."""
+    if len(text) <= most:
+        return text
+    return text[: max(text.rfind(" ", 0, most), 0)] or text
+
+
 def _batches(order: list[int], lengths: list[int], most_tokens: int) -> list[list[int]]:
     """Cut rows sorted by length so that rows x longest stays within ``most_tokens``; one row at least."""
     batches: list[list[int]] = []
@@ -213,54 +240,6 @@ def _batches(order: list[int], lengths: list[int], most_tokens: int) -> list[lis
         else:
             batches.append([i])
     return batches
-
-
-def _check(settings: EncoderSettings) -> None:
-    allowed = {
-        "backend": ("transformers", "sentence_transformers"),
-        "pooling": POOLINGS,
-        "dtype": ("auto", "float32", "float16", "bfloat16"),
-    }
-    for name, values in allowed.items():
-        if getattr(settings, name) not in values:
-            raise ConfigError(f"encoder.{name}={getattr(settings, name)!r}: allowed: {', '.join(values)}")
-    for name in ("query_max_length", "passage_max_length", "batch_tokens"):
-        if getattr(settings, name) < 3:
-            raise ConfigError(f"encoder.{name}={getattr(settings, name)}: must be at least 3")
-    if not settings.model_path:
-        raise ConfigError(
-            "encoder.model_path is not set; give the folder or hub name of the model the index was built with"
-        )
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r}: allowed: auto, cpu, cuda, cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r}: this process sees {torch.cuda.device_count()} GPUs; allowed: auto, cpu")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    import torch
-
-    if name == "auto":
-        name = "float16" if device.type == "cuda" else "bfloat16" if _cpu_multiplies_bfloat16() else "float32"
-    return getattr(torch, name)  # type: ignore[no-any-return]
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags) is not None
 
 
 def _check_weights(path: str, missing: Sequence[str], pooling: str) -> None:
