@@ -33,6 +33,7 @@ from research_plugin.search.client import SearchClient
 from research_plugin.search.settings import SearchConfig
 
 _API, _PAGES = "research_plugin.retriever.web.api", "research_plugin.retriever.web.pages"
+_ENGINE = "research_plugin.retriever.web.engine"
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,7 @@ def test_refused_key_is_named_not_shown_and_not_tried_again(status: int, caplog:
     ("reply", "message"),
     [
         (Reply({"message": "Not enough credits"}, 400), "request, not retried: HTTP 400: .*Not enough credits"),
-        (Reply(b"<html>proxy</html>"), "HTTP 200 without JSON: <html>proxy"),
+        (Reply(b"<html>proxy</html>"), "answered without JSON: <html>proxy"),
         (Reply({"results": []}), "ok"),
         (Reply([]), "no list 'organic'"),
         (Reply(b"", 302, {"Location": "http://127.0.0.1:9/"}), "HTTP 302: empty body"),
@@ -204,21 +205,32 @@ def test_searches_keep_the_pace() -> None:
     assert api.asked[-1].time - api.asked[0].time >= 10 / 20 - 0.05
 
 
-def test_a_failed_query_fails_alone_and_nothing_is_paid_twice() -> None:
+def test_a_failed_query_fails_alone_and_nothing_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results()
     results.down = {"bad"}
-    with FakeServer(results) as api, engine(api, retries=1) as web:
+    with (
+        FakeServer(lambda asked: Reply(b"", 500)) as pages,
+        FakeServer(results) as api,
+        engine(api, retries=1, fetch_pages=True, allow_private_addresses=True) as web,
+    ):
+        results.links = [f"{pages.url}/{n}" for n in range(3)]
         with pytest.raises(SearchError, match="HTTP 503: overloaded"):
             web.search(["a", "bad", "b"], 3)
-        asked = len(api.asked)
-        assert asked == 4
-        # As the batcher goes on: halves, then single queries.
-        assert [len(row) for row in web.search(["a"], 3)] == [3]
+        asked = (len(api.asked), len(pages.asked))
+        assert asked[0] == 4
+        # As the batcher goes on: halves, then single queries, each with the largest topk in it.
+        assert [len(row) for row in web.search(["a"], 2)] == [2]
         for part in (["bad", "b"], ["bad"]):
             with pytest.raises(SearchError, match="HTTP 503: overloaded"):
                 web.search(part, 3)
         assert [len(row) for row in web.search(["b"], 3)] == [3]
-        assert len(api.asked) == asked
+        assert (len(api.asked), len(pages.asked)) == asked
+        monkeypatch.setattr(f"{_ENGINE}._KEPT_SECONDS", -1.0)
+        results.down = {"worse"}
+        with pytest.raises(SearchError):
+            web.search(["worse"], 3)
+        results.down = set()
+        assert [len(row) for row in web.search(["worse"], 3)] == [3]
 
 
 def test_cache_outlives_the_engine_and_holds_no_key(tmp_path: Path) -> None:

@@ -126,18 +126,18 @@ class Api:
                 response = await asyncio.wait_for(self._http.post(self._url, json=body), self._settings.timeout)
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise _Transient(f"{type(error).__name__} {error}".strip()) from error
-        status, excerpt = response.status_code, self._excerpt(response)
+        if response.status_code == 200:
+            try:
+                return response.json()
+            except (ValueError, RecursionError) as error:
+                raise SearchError(f"{self._url} answered without JSON: {self._excerpt(response)}") from error
+        status, cause = response.status_code, f"HTTP {response.status_code}: {self._excerpt(response)}"
         if status in (408, 429) or status >= 500:
-            raise _Transient(f"HTTP {status}: {excerpt}", _retry_after(response))
+            raise _Transient(cause, _retry_after(response))
         if status in (401, 403):
             key = "it asks for a key" if self._key_env is None else f"check the key in {self._key_env}"
-            raise SearchError(f"{self._url} refused this server, not retried; {key}: HTTP {status}: {excerpt}")
-        if status != 200:
-            raise SearchError(f"{self._url} refused the request, not retried: HTTP {status}: {excerpt}")
-        try:
-            return response.json()
-        except (ValueError, RecursionError) as error:
-            raise SearchError(f"{self._url} answered HTTP 200 without JSON: {excerpt}") from error
+            raise SearchError(f"{self._url} refused this server, not retried; {key}: {cause}")
+        raise SearchError(f"{self._url} refused the request, not retried: {cause}")
 
     def _excerpt(self, response: httpx.Response) -> str:
         """The start of the body for a message. A service may echo the key that it was sent."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Iterator
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from research_plugin.document import Document
@@ -20,6 +22,7 @@ from research_plugin.retriever.web.summary import Summarizer
 from research_plugin.retriever.web.text import lines
 
 _log = logging.getLogger(__name__)
+_KEPT_SECONDS = 5.0
 _SITE = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE)
 
 
@@ -38,6 +41,14 @@ def make(config: RetrieverConfig) -> WebEngine:
     return WebEngine(config.web)
 
 
+class _Kept(NamedTuple):
+    """How a query of a failed batch ended, until when that is kept, and for which topk."""
+
+    until: float
+    topk: int
+    answer: asyncio.Future[list[Document]]
+
+
 class WebEngine:
     """An `Engine` over the web. ``id`` is the page's URL, ``score`` 1 / rank: the search engine gives no figure.
 
@@ -51,6 +62,7 @@ class WebEngine:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._settings = settings
         self._loop = asyncio.new_event_loop()
+        self._kept: dict[str, _Kept] = {}
         self._memo = memo = Memo(settings.cache_dir, settings.cache_days)
         key = read_key("web.key_env", settings.key_env)
         pace = Pace(settings.requests_per_second)
@@ -62,12 +74,12 @@ class WebEngine:
     def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
         """Return the documents of every query: "title\\ntext", where the text is summary, page or snippet.
 
-        What cannot be summarised is cut to ``page_chars``; a page that cannot be read, or that the model finds nothing
-        in, leaves its snippet.
+        A page that cannot be read, or that the model finds nothing in, leaves its snippet; a page that the model gives
+        no answer about is taken as it is. All are cut to ``page_chars``.
 
         Raises:
-            SearchError: a search failed for good. The others have ended by then and are known, so that asking again
-                for them alone sends no request.
+            SearchError: a search failed for good. How each query ended is kept for 5 seconds: the batcher calls again
+                with the halves of a batch that failed, and no request is to be sent, paid or waited for twice.
         """
         with stages("web"):
             return self._loop.run_until_complete(self._all(queries, topk))
@@ -78,15 +90,26 @@ class WebEngine:
         self._memo.close()
 
     async def _all(self, queries: list[str], topk: int) -> list[list[Document]]:
-        answers = [asyncio.ensure_future(self._answer(query, topk)) for query in queries]
+        now = time.monotonic()
+        self._kept = {query: kept for query, kept in self._kept.items() if kept.until > now}
+        answers = [self._known(query, topk) or asyncio.ensure_future(self._answer(query, topk)) for query in queries]
         await asyncio.gather(*answers, return_exceptions=True)
-        return [answer.result() for answer in answers]
+        if any(answer.exception() for answer in answers):
+            until = time.monotonic() + _KEPT_SECONDS
+            for query, answer in zip(queries, answers, strict=True):
+                if self._known(query, topk) is None:
+                    self._kept[query] = _Kept(until, topk, answer)
+        return [answer.result()[:topk] for answer in answers]
+
+    def _known(self, query: str, topk: int) -> asyncio.Future[list[Document]] | None:
+        kept = self._kept.get(query)
+        return kept.answer if kept is not None and kept.topk >= topk else None
 
     async def _answer(self, query: str, topk: int) -> list[Document]:
         hits = await self._serper.find(query, topk)
         texts = await asyncio.gather(*(self._text(query, hit) for hit in hits))
         return [
-            Document(hit.url, f"{hit.title or hit.url}\n{text}", 1 / rank)
+            Document(hit.url, f"{hit.title or hit.url}\n{text[: self._settings.page_chars]}", 1 / rank)
             for rank, (hit, text) in enumerate(zip(hits, texts, strict=True), start=1)
         ]
 
@@ -104,7 +127,7 @@ class WebEngine:
                 text = hit.snippet if summary is None else lines(summary)
             except SearchError as error:
                 _log.warning("%s: no summary, its text stands for it: %s", hit.url, error)
-        return text[: self._settings.page_chars]
+        return text
 
     async def _aclose(self) -> None:
         await self._api.aclose()

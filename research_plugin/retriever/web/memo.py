@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from research_plugin.errors import ConfigError, SearchError
+from research_plugin.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-_FAILURE_SECONDS = 5.0
 _MOST_IN_MEMORY = 2_000
 _MEMORY = ":memory:"
 
@@ -23,8 +22,7 @@ _MEMORY = ":memory:"
 class Memo:
     """Answers by request. Used in one thread at a time; several servers of a machine may share a folder.
 
-    A request under way is shared, an answer is kept for ``days``, and a failure for 5 seconds, because the batcher
-    calls again with the halves of a batch that failed. A file that breaks in use is replaced by memory.
+    A request under way is shared. A file that breaks in use is replaced by memory.
 
     Args:
         folder: created if absent, on a local disk (SQLite's write-ahead log does not work over NFS); None: memory.
@@ -36,7 +34,6 @@ class Memo:
 
     def __init__(self, folder: str | None, days: float) -> None:
         self._seconds = days * 86_400
-        self._failures: dict[bytes, tuple[float, SearchError]] = {}
         self._running: dict[bytes, asyncio.Task[Any]] = {}
         self._path = str(Path(folder) / "web.sqlite3") if folder is not None else _MEMORY
         try:
@@ -54,12 +51,9 @@ class Memo:
             answer: returns what JSON can hold.
 
         Raises:
-            SearchError: whatever ``answer`` raised, now or in the last seconds.
+            Exception: whatever ``answer`` raised; the next call tries again.
         """
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).digest()
-        until, failure = self._failures.get(key, (0.0, None))
-        if failure is not None and time.monotonic() < until:
-            raise failure.with_traceback(None)
         if key in self._running:
             return await self._running[key]
         known = self._read(key)
@@ -68,11 +62,6 @@ class Memo:
         task = self._running[key] = asyncio.ensure_future(answer())
         try:
             found = await task
-        except SearchError as error:
-            now = time.monotonic()
-            self._failures = {key: kept for key, kept in self._failures.items() if kept[0] > now}
-            self._failures[key] = (now + _FAILURE_SECONDS, error)
-            raise
         finally:
             del self._running[key]
         self._write(key, json.dumps(found))
