@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import flashrag_fake
 import pytest
-from dense_world import environment
+from dense_world import environment, model_path
 
 from research_plugin.errors import ConfigError, VersionError
 from research_plugin.retriever.flashrag_engine import make
@@ -114,6 +115,15 @@ except VersionError as error:
 """
 
 
+# What Config of that release reads.
+_BASIC = """
+{split: [test], gpu_id: "0", dataset_name: nq, data_dir: d, save_dir: o, save_note: n, seed: 1, retrieval_method: e5,
+ model2path: {}, model2pooling: {}, method2index: {}, index_path: ~, generator_model: g, rerank_model_name: ~,
+ rerank_pooling_method: ~, metric_setting: {}, retrieval_topk: 5, retrieval_query_max_length: 64,
+ use_sentence_transformer: true, retrieval_batch_size: 8}
+"""
+
+
 def _make_in_a_child(wheel: Path, settings: Path) -> str:
     variables = environment()
     variables["PYTHONPATH"] = f"{wheel}{os.pathsep}{variables['PYTHONPATH']}"
@@ -127,3 +137,27 @@ def test_the_release_on_pypi_is_recognised_before_it_is_imported(wheel: Path, tm
     said = _make_in_a_child(wheel, Path(str(config.flashrag_config)))
     assert "VersionError: FlashRAG (0.1.2)" in said and "git+https://github.com/RUC-NLPIR/FlashRAG" in said, said
     assert "engine=dense" in said
+
+
+def test_its_further_faults_are_explained_when_the_missing_file_is_put_there(wheel: Path, tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    pytest.importorskip("datasets")
+    pytest.importorskip("sentence_transformers")
+    import numpy as np
+
+    packages = tmp_path / "packages"
+    shutil.copytree(wheel / "flashrag", packages / "flashrag")
+    (packages / "flashrag" / "config" / "basic_config.yaml").write_text(_BASIC, encoding="utf-8")
+    (tmp_path / "corpus.jsonl").write_text('{"id": "0", "contents": "a"}\n', encoding="utf-8")
+    index = faiss.IndexFlatIP(384)
+    index.add(np.ones((1, 384), np.float32))
+    faiss.write_index(index, str(tmp_path / "flat.index"))
+    lines = (
+        f"retrieval_method: {model_path()}",
+        f"index_path: {tmp_path}/flat.index",
+        f"corpus_path: {tmp_path}/corpus.jsonl",
+    )
+    config = _config(tmp_path, "\n".join(lines))
+    said = _make_in_a_child(packages, Path(str(config.flashrag_config)))
+    assert "cannot answer a query: TypeError: parse_query() missing 1 required positional argument" in said, said
+    assert "VersionError" in said and "calls its parse_query with an argument too few" in said
