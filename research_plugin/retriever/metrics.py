@@ -38,7 +38,7 @@ class Metrics:
 
         self.requests = counter("requests", "Search requests by route and HTTP status.", "route", "status")
         self.errors = counter("errors", "Search requests without an answer, by code.", "code")
-        self.queries = counter("queries", "Queries of accepted requests, blank ones left out.")
+        self.queries = counter("queries", "Queries of well-formed requests, blank ones left out.")
         self.cache_hits = counter("cache_hits", "Queries answered from the result cache.")
         self.shared_hits = counter("shared_hits", "Queries that joined an equal one already waiting or computing.")
         self.engine_failures = counter("engine_failures", "Queries on which the engine raised.")
