@@ -16,6 +16,7 @@ import passages
 ROOT = Path(__file__).parents[1]
 PASSAGES = 20_000
 _SETTINGS = {
+    "device": "cpu",
     "pooling": "mean",
     "query_instruction": "",
     "passage_instruction": "",

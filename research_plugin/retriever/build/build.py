@@ -91,10 +91,12 @@ def build(config: RetrieverConfig, target: Target, workers: int | None, block_ro
 
 def worker_devices(device: str, workers: int | None) -> list[str]:
     """One device per worker: ``encoder.device``, or every GPU in turn where that is left open."""
-    import torch
+    devices = [device]
+    if device in ("auto", "cuda"):
+        import torch
 
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    devices = gpus if device in ("auto", "cuda") and gpus else ["cpu" if device == "auto" else device]
+        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        devices = gpus or ["cpu" if device == "auto" else device]
     return [devices[number % len(devices)] for number in range(workers or len(devices))]
 
 
