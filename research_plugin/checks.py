@@ -1,4 +1,4 @@
-"""What can be known about a composed config before any process starts: each check returns plain-language problems.
+"""What can be known about a composed config before any process starts, as plain-language problems.
 
 Reads a nested mapping (OmegaConf's or a dict); imports neither veRL nor torch. The preflight of every recipe runs all
 of them and the retriever probe.
@@ -14,23 +14,26 @@ from typing import Any
 from research_plugin.config import CUSTOM_KEY, AgentConfig, build_config
 from research_plugin.errors import ConfigError
 from research_plugin.prompts import load_prompt
-from research_plugin.search.settings import is_loopback
+from research_plugin.search.settings import SearchConfig, is_loopback
 
 
-def config_problems(config: Mapping[str, Any], *, visible_gpus: int | None = None) -> list[str]:
-    """Return every problem found, each naming the key that sets it; an empty list means none.
+def check_config(config: Mapping[str, Any], *, visible_gpus: int | None = None) -> tuple[AgentConfig | None, list[str]]:
+    """Return the plugin's settings, None if something is wrong with them, and every problem of the config.
+
+    Each problem names the key that sets it; an empty list means none.
 
     Args:
         config: The composed training config, interpolations resolved.
         visible_gpus: GPUs of this machine when the run would start its own Ray on it; None skips that check (the run
             joins a cluster whose head node may have none).
     """
-    return [
+    agent, agent_problems = _agent_settings(config)
+    return agent, [
         *_data_problems(config),
         *_model_problems(config),
         *_size_problems(config),
         *_gpu_problems(config, visible_gpus),
-        *_agent_problems(config),
+        *agent_problems,
     ]
 
 
@@ -109,26 +112,29 @@ def _gpu_problems(config: Mapping[str, Any], visible_gpus: int | None) -> Iterat
         )
 
 
-def _agent_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _agent_settings(config: Mapping[str, Any]) -> tuple[AgentConfig | None, list[str]]:
     try:
         settings = build_config(AgentConfig, config["actor_rollout_ref"]["rollout"].get("custom"))
         load_prompt(settings.protocol, settings.prompt.style, settings.prompt.file)
     except ConfigError as error:
         text = str(error)
         # SearchConfig names its keys from "search." on: it does not know where a recipe keeps it.
-        yield (
-            text if text.startswith(CUSTOM_KEY) else f"{CUSTOM_KEY}{'.' if text.startswith('search.') else ': '}{text}"
-        )
-        return
-    nodes = config["trainer"]["nnodes"]
+        if not text.startswith(CUSTOM_KEY):
+            text = f"{CUSTOM_KEY}{'.' if text.startswith('search.') else ': '}{text}"
+        return None, [text]
+    problems = list(_search_problems(settings.search, config["trainer"]["nnodes"]))
+    return (None if problems else settings), problems
+
+
+def _search_problems(search: SearchConfig, nodes: int) -> Iterator[str]:
     if nodes > 1:
-        for url in settings.search.endpoints:
+        for url in search.endpoints:
             if is_loopback(url):
                 yield (
                     f"{CUSTOM_KEY}.search.url={url} is this machine only, but trainer.nnodes={nodes}: workers on other "
                     "nodes cannot reach it; give the host's address"
                 )
-    token = settings.search.token_env
+    token = search.token_env
     if token and not os.environ.get(token):
         yield f"{CUSTOM_KEY}.search.token_env={token}, but that environment variable is not set"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from research_plugin.document import Document
 from research_plugin.errors import ConfigError, SearchError
 from research_plugin.search.apis import APIS
-from research_plugin.search.settings import SearchConfig, is_loopback
+from research_plugin.search.settings import EMBEDDED, SearchConfig, is_loopback
 from research_plugin.search.transport import Rejected, SearchStats
 
 if TYPE_CHECKING:
@@ -57,12 +57,14 @@ class HttpTransport:
         mock: an httpx transport to use instead of the network.
 
     Raises:
-        ConfigError: ``token_env`` names an unset variable.
+        ConfigError: ``token_env`` names an unset variable, or the URL is still `EMBEDDED`.
     """
 
     def __init__(
         self, settings: SearchConfig, stats: SearchStats, mock: httpx.AsyncBaseTransport | None = None
     ) -> None:
+        if EMBEDDED in settings.endpoints:
+            raise ConfigError("search.url=embedded: only a recipe's preflight starts a retriever; give the URL of one")
         self._settings, self._stats = settings, stats
         self._api = APIS[settings.api]
         headers = bearer_headers(settings)

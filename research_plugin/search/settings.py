@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from research_plugin.errors import ConfigError
 
+EMBEDDED = "embedded"
+"""As ``url``: the recipe's preflight starts a server over ``corpus`` and puts its URL here."""
 ENGINES = ("http", "in_process")
 APIS = ("batch_search", "retrieve", "queries")
 _PLACEHOLDER = re.compile(
@@ -41,11 +43,11 @@ class SearchConfig:
     engine: str = "http"
     """"http": a retriever server at `url`/`urls`; "in_process": BM25 over `corpus` in a thread of this process."""
     url: str | None = None
-    """Base URL of the retriever, without a route: http://127.0.0.1:8000."""
+    """Base URL of the retriever, without a route: http://127.0.0.1:8000; or `EMBEDDED`."""
     urls: list[str] = field(default_factory=list)
     """Several replicas instead of `url`: balanced by outstanding requests, skipped while sick."""
     corpus: str | None = None
-    """JSONL corpus for "in_process"."""
+    """JSONL corpus for "in_process" and url "embedded"."""
     api: str = "batch_search"
     """The server's route: batch_search (ReSearch), retrieve (Search-R1), queries (R1-Searcher)."""
     topk: int = 5
@@ -99,12 +101,16 @@ class SearchConfig:
             return ["search.url and search.urls are both set; set one of them"]
         if self.urls:
             return [fault for url in self.urls if (fault := _url_fault("search.urls", url))]
+        if self.url == EMBEDDED:
+            return [] if self.corpus else ["search.url=embedded needs search.corpus, a JSONL file"]
         fault = _url_fault("search.url", self.url)
         return [fault] if fault else []
 
 
 def is_loopback(url: str) -> bool:
-    """Tell whether the URL's host is this machine by name or address (no look-up)."""
+    """Tell whether the URL's host is this machine by name or address (no look-up); `EMBEDDED` is."""
+    if url == EMBEDDED:
+        return True
     host = urlsplit(url).hostname or ""
     if host == "localhost" or host.endswith(".localhost"):
         return True

@@ -18,14 +18,12 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from research_plugin.checks import config_problems
-from research_plugin.config import CUSTOM_KEY, AgentConfig, build_config
+from research_plugin.checks import check_config
+from research_plugin.config import CUSTOM_KEY
 from research_plugin.errors import ResearchPluginError
+from research_plugin.search.settings import EMBEDDED, SearchConfig
 
 logger = logging.getLogger(__name__)
-
-EMBEDDED = "embedded"
-_STAND_IN = "http://127.0.0.1:1"
 
 
 class Preflight(Callback):
@@ -55,22 +53,14 @@ class Preflight(Callback):
         self.run_dir = Path(config.trainer.default_local_dir)
         if config.trainer.device == "cpu":
             _choose_cpu()
-        search = config.actor_rollout_ref.rollout.custom.search
-        embedded = search.get("url") == EMBEDDED
-        if embedded:
-            # The other checks want a URL; what they say about it is said about "embedded".
-            search.url = _STAND_IN
         # hydra's own node has values that are filled in later; resolving it here would fail.
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
-        problems = config_problems(plain, visible_gpus=_visible_gpus(config))  # type: ignore[arg-type]
-        if embedded:
-            problems = [problem.replace(_STAND_IN, EMBEDDED) for problem in problems]
-            if not search.get("corpus"):
-                problems.append(f"{CUSTOM_KEY}.search.url=embedded needs {CUSTOM_KEY}.search.corpus, a JSONL file")
-            if not problems:
-                search.url = _start_retriever(str(search.corpus), Path(config.trainer.default_local_dir))
-        elif not any(CUSTOM_KEY in problem for problem in problems):
-            problems += _retriever_problems(plain)  # type: ignore[arg-type]
+        agent, problems = check_config(plain, visible_gpus=_visible_gpus(config))  # type: ignore[arg-type]
+        if agent is not None and EMBEDDED not in agent.search.endpoints:
+            problems += _retriever_problems(agent.search)
+        elif agent is not None and not problems:
+            url = _start_retriever(str(agent.search.corpus), self.run_dir)
+            config.actor_rollout_ref.rollout.custom.search.url = url
         if not problems:
             _set_metrics_file(config)
             if not config.actor_rollout_ref.rollout.custom.get("mask_observations", True):
@@ -172,12 +162,11 @@ def _start_retriever(corpus: str, run_dir: Path) -> str:
     return server.url
 
 
-def _retriever_problems(config: dict[str, Any]) -> list[str]:
+def _retriever_problems(search: SearchConfig) -> list[str]:
     from research_plugin.search.check import check_retriever_blocking
 
     try:
-        settings = build_config(AgentConfig, config["actor_rollout_ref"]["rollout"]["custom"])
-        for report in check_retriever_blocking(settings.search).values():
+        for report in check_retriever_blocking(search).values():
             if report["note"]:
                 print(f"WARNING: {report['note']}", flush=True)
     except ResearchPluginError as error:

@@ -132,11 +132,13 @@ def test_unknown_setting_is_answered_with_the_allowed_names(parquet: list[str]) 
 def test_embedded_retriever_needs_a_corpus(parquet: list[str]) -> None:
     message = stopped_with(*parquet, "trainer.nnodes=1", f"{CUSTOM}.search.url=embedded")
     (found,) = [line for line in problems(message) if ".search." in line]
-    assert found.startswith(f"{CUSTOM}.search.url=embedded needs {CUSTOM}.search.corpus")
+    assert found == f"{CUSTOM}.search.url=embedded needs search.corpus, a JSONL file"
 
 
-def test_embedded_retriever_serves_one_node_only(parquet: list[str]) -> None:
-    message = stopped_with(*parquet, f"{CUSTOM}.search.url=embedded", f"{CUSTOM}.search.corpus=/tmp/corpus.jsonl")
+def test_embedded_retriever_serves_one_node_only(parquet: list[str], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.touch()
+    message = stopped_with(*parquet, f"{CUSTOM}.search.url=embedded", f"{CUSTOM}.search.corpus={corpus}")
     (found,) = [line for line in problems(message) if ".search." in line]
     assert found.startswith(f"{CUSTOM}.search.url=embedded is this machine only, but trainer.nnodes=8")
 
@@ -174,7 +176,7 @@ def test_an_unforeseen_error_stops_the_run_too(parquet: list[str], monkeypatch: 
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("surprise")
 
-    monkeypatch.setattr(preflight, "config_problems", broken)
+    monkeypatch.setattr(preflight, "check_config", broken)
     assert "surprise" in stopped_with(*parquet)
 
 

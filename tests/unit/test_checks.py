@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from research_plugin.checks import config_problems
+from research_plugin.checks import check_config
 
 CUSTOM = "actor_rollout_ref.rollout.custom"
 
@@ -45,6 +45,10 @@ def good(tmp_path: Path) -> dict[str, Any]:
         },
         "trainer": {"nnodes": 1, "n_gpus_per_node": 2, "device": "cuda"},
     }
+
+
+def config_problems(config: dict[str, Any], visible_gpus: int | None = None) -> list[str]:
+    return check_config(config, visible_gpus=visible_gpus)[1]
 
 
 def changed(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -156,6 +160,24 @@ def test_gpus_of_this_machine(good: dict[str, Any], visible: int | None, device:
     problems = config_problems(changed(good, "trainer.device", device), visible_gpus=visible)
     assert len(problems) == count
     assert all("trainer.n_gpus_per_node=2 asks for more" in problem for problem in problems)
+
+
+def test_settings_come_back_unless_something_is_wrong_with_them(good: dict[str, Any]) -> None:
+    settings, problems = check_config(changed(good, "data.train_files", None))
+    assert settings is not None
+    assert settings.search.url == "http://127.0.0.1:8000"
+    assert len(problems) == 1
+    for key, value in (("max_search", 3), ("search.url", None), ("search.token_env", "NO_SUCH_TOKEN")):
+        assert check_config(changed(good, f"{CUSTOM}.{key}", value))[0] is None
+
+
+def test_embedded_retriever_needs_a_corpus_and_one_node(good: dict[str, Any]) -> None:
+    config = changed(good, f"{CUSTOM}.search.url", "embedded")
+    assert config_problems(config) == [f"{CUSTOM}.search.url=embedded needs search.corpus, a JSONL file"]
+    config = changed(config, f"{CUSTOM}.search.corpus", "corpus.jsonl")
+    assert config_problems(config) == []
+    (problem,) = config_problems(changed(config, "trainer.nnodes", 2))
+    assert problem.startswith(f"{CUSTOM}.search.url=embedded is this machine only, but trainer.nnodes=2")
 
 
 def test_all_problems_come_at_once(good: dict[str, Any]) -> None:

@@ -131,3 +131,18 @@ def test_settings_fit_a_structured_config() -> None:
     assert made == SearchConfig(urls=["http://a:1"], topk=3)
     with pytest.raises(omegaconf.errors.ConfigKeyError):
         omegaconf.OmegaConf.merge(schema, {"read_timout": 3})
+
+
+def test_settings_embedded_url_is_the_preflights_to_replace() -> None:
+    httpx = pytest.importorskip("httpx")
+    from research_plugin.search.http import HttpTransport
+    from research_plugin.search.transport import SearchStats
+
+    with pytest.raises(ConfigError, match=r"search\.url=embedded needs search\.corpus"):
+        SearchConfig(url="embedded")
+    with pytest.raises(ConfigError, match=r"search\.urls: 'embedded' is not"):
+        SearchConfig(urls=["embedded"], corpus="corpus.jsonl")
+    settings = SearchConfig(url="embedded", corpus="corpus.jsonl")
+    assert is_loopback(settings.endpoints[0])
+    with pytest.raises(ConfigError, match="only a recipe's preflight starts a retriever"):
+        HttpTransport(settings, SearchStats(), httpx.MockTransport(lambda request: httpx.Response(200)))
