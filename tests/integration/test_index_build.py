@@ -172,6 +172,8 @@ def test_finished_build_is_checked_and_not_repeated(
     before = (whole / "minilm_Flat.index").stat().st_mtime_ns
     assert index(*build(whole, corpus, "--save-embedding")) == 0
     assert "is there already" in capfd.readouterr().out
+    assert index(*build(whole, corpus, "--faiss-type", "SQ8")) == 1
+    assert "is there already, as Flat" in capfd.readouterr().err
     assert (whole / "minilm_Flat.index").stat().st_mtime_ns == before
 
 
@@ -346,6 +348,8 @@ def test_what_cannot_be_built_is_said_before_it_is_begun(
     assert "bm25 indexes when it starts" in capfd.readouterr().err
     assert index(*build(tmp_path, tmp_path / "wiki18_100w.jsonl")) == 1
     assert "RUC-NLPIR/FlashRAG_datasets" in capfd.readouterr().err
+    assert index(*build(tmp_path, corpus, "index.nprobe=4")) == 1
+    assert "index.nprobe=4: the index is to be a IndexFlat" in capfd.readouterr().err
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
     assert index(*build(tmp_path, corpus)) == 1

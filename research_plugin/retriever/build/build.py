@@ -9,16 +9,17 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.retriever.build import write
 from research_plugin.retriever.build.check import require
 from research_plugin.retriever.build.progress import Progress
-from research_plugin.retriever.build.recall import noisy_sample, tune
+from research_plugin.retriever.build.recall import check_effort, noisy_sample, tune
 from research_plugin.retriever.build.worker import Task
 from research_plugin.retriever.build.workers import Workers
 from research_plugin.retriever.documents import DocumentStore
-from research_plugin.retriever.manifest import Manifest, write_manifest
+from research_plugin.retriever.manifest import Manifest, read_manifest, write_manifest
 from research_plugin.retriever.memory import available_memory
 from research_plugin.retriever.settings import RetrieverConfig
 
@@ -68,6 +69,9 @@ def build(config: RetrieverConfig, target: Target, workers: int | None, block_ro
     if config.corpus_rows not in (None, len(store)):
         raise DataError(f"corpus {corpus}: has {len(store)} documents, corpus_rows={config.corpus_rows}; is it whole?")
     if target.index.exists():
+        known = read_manifest(target.index)
+        if known is not None and known.kind != target.faiss_type:
+            raise ConfigError(f"{target.index}: is there already, as {known.kind}; delete it or choose another name")
         print(f"{target.index} is there already")
         require(replace(config, index=replace(config.index, path=str(target.index))))
         _clean_up(target)
@@ -78,11 +82,13 @@ def build(config: RetrieverConfig, target: Target, workers: int | None, block_ro
         ready = running.ready()[0]
         facts = Manifest(len(store), ready.dimension, "ip", target.faiss_type, store.fingerprint(), ready.fingerprint)
         with Progress(target.progress, facts, block_rows) as progress:
+            index = write.make_index(facts.dimension, target.faiss_type)
+            check_effort(index, config.index)
             _allocate(target, facts, progress)
-            _estimate(target, facts, progress, ready.seconds_per_passage / len(devices))
+            _estimate(index, target, facts, progress, ready.seconds_per_passage / len(devices))
             _embed(running, progress, facts)
             running.close()
-            _write(config, target, facts, config.threads * len(devices))
+            _write(index, config, target, facts, config.threads * len(devices))
             write_manifest(target.partial, facts)
             require(replace(config, index=replace(config.index, path=str(target.partial))))
             write.publish(target.partial, target.index)
@@ -112,17 +118,13 @@ def _allocate(target: Target, facts: Manifest, progress: Progress) -> None:
         file.truncate(size)
 
 
-def _estimate(target: Target, facts: Manifest, progress: Progress, seconds_per_passage: float) -> None:
+def _estimate(index: Any, target: Target, facts: Manifest, progress: Progress, seconds_per_passage: float) -> None:
     """Print what the build will take, and refuse what cannot fit."""
     size = 4 * facts.rows * facts.dimension
     left = facts.rows - min(facts.rows, len(progress.done) * progress.block_rows)
-    index_bytes = memory = size
-    if target.faiss_type == write.FLAT:
-        memory = 0
-    else:
-        index = write.make_index(facts.dimension, target.faiss_type)
-        index_bytes = facts.rows * write.bytes_per_vector(index)
-        memory = index_bytes + 4 * facts.dimension * write.training_rows(index, facts.rows)
+    index_bytes = facts.rows * write.bytes_per_vector(index)
+    sample_bytes = 4 * facts.dimension * write.training_rows(index, facts.rows)
+    memory = 0 if target.faiss_type == write.FLAT else index_bytes + sample_bytes
     disk = 4 * left * facts.dimension + index_bytes
     free_disk, free_memory = shutil.disk_usage(target.index.parent).free, available_memory()
     print(
@@ -157,14 +159,13 @@ def _embed(running: Workers, progress: Progress, facts: Manifest) -> None:
             bar.update(last - first)
 
 
-def _write(config: RetrieverConfig, target: Target, facts: Manifest, threads: int) -> None:
+def _write(index: Any, config: RetrieverConfig, target: Target, facts: Manifest, threads: int) -> None:
     import faiss
 
     vectors = write.map_vectors(target.embeddings, facts.rows, facts.dimension)
     if target.faiss_type == write.FLAT:
         write.write_flat(vectors, target.partial)
         return
-    index = write.make_index(facts.dimension, target.faiss_type)
     write.fill(index, vectors, threads)
     tune(index, vectors, noisy_sample(vectors, _REPORT_QUERIES), _REPORT_K, config.index)
     faiss.write_index(index, str(target.partial))

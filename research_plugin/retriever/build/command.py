@@ -42,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     except ResearchPluginError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         return _INTERRUPTED

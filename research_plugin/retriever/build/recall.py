@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from research_plugin.errors import ConfigError
 from research_plugin.retriever.build.write import parts
 from research_plugin.retriever.settings import IndexSettings
 
@@ -42,6 +43,21 @@ def set_effort(index: Any, value: int) -> None:
     import faiss
 
     faiss.ParameterSpace().set_index_parameter(index, effort_setting(index) or "", value)
+
+
+def check_effort(index: Any, settings: IndexSettings) -> None:
+    """Refuse an effort that the index does not have, before anything is built for hours.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    found = effort_setting(index)
+    for name, key, value in ((NPROBE, "nprobe", settings.nprobe), (EF_SEARCH, "ef_search", settings.ef_search)):
+        if value is not None and found != name:
+            raise ConfigError(
+                f"index.{key}={value}: the index is to be a {type(index).__name__}, which has no such parameter; "
+                f"choose another --faiss-type, or index.{key}=null"
+            )
 
 
 def measure(index: Any, vectors: npt.NDArray[np.float32], queries: npt.NDArray[np.float32], k: int) -> list[Effort]:
