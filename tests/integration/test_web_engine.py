@@ -277,10 +277,13 @@ _ANSWERS: dict[str, tuple[Callable[[], Reply], str | None]] = {
         lambda: Reply(b"no gzip", headers={"Content-Type": "text/html", "Content-Encoding": "gzip"}),
         None,
     ),
-    "brotli": (lambda: Reply(b"?", headers={"Content-Type": "text/html", "Content-Encoding": "br"}), None),
-    "pdf": (lambda: Reply(b"%PDF-1.7", headers={"Content-Type": "application/pdf"}), None),
-    "no type": (lambda: Reply(b"text"), None),
-    "missing": (lambda: Reply(b"gone", 404, {"Content-Type": "text/html"}), None),
+    "brotli": (
+        lambda: Reply(html(_FRANCE).body, headers={"Content-Type": "text/html", "Content-Encoding": "br"}),
+        None,
+    ),
+    "pdf": (lambda: Reply(html(_FRANCE).body, headers={"Content-Type": "application/pdf"}), None),
+    "no type": (lambda: Reply(html(_FRANCE).body), None),
+    "missing": (lambda: Reply(html(_FRANCE).body, 404, {"Content-Type": "text/html"}), None),
     "empty": (lambda: Reply(b"", headers={"Content-Type": "text/html"}), None),
     "silent": (lambda: Reply(b"", seconds=2.0), None),
     "dripping": (lambda: Reply(b"x" * 100, headers={"Content-Type": "text/plain"}, drip=0.05), None),
@@ -308,12 +311,12 @@ def test_page_is_read_or_its_snippet_stands_for_it(name: str) -> None:
 def test_pages_of_a_batch_are_fetched_together_and_once() -> None:
     with (
         FakeServer(lambda asked: Reply(html("text of it").body, headers=html("").headers, seconds=0.5)) as pages,
-        FakeServer(Results([f"{pages.url}/{n}" for n in range(3)])) as api,
+        FakeServer(Results([f"{pages.url}/{n}" for n in range(4)])) as api,
         engine(api, fetch_pages=True, allow_private_addresses=True, max_concurrency=3) as web,
     ):
-        rows = web.search(["a", "b", "c", "d"], 3)
-    assert [texts(row) for row in rows] == [["text of it"] * 3] * 4
-    assert (len(pages.asked), pages.most_at_once) == (3, 3)
+        rows = web.search(["a", "b", "c", "d"], 4)
+    assert [texts(row) for row in rows] == [["text of it"] * 4] * 4
+    assert (len(pages.asked), pages.most_at_once) == (4, 3)
 
 
 def test_page_is_cut() -> None:
