@@ -59,7 +59,7 @@ def test_scores_of_an_l2_index_are_higher_for_better() -> None:
 def test_topk_is_clamped_to_the_corpus() -> None:
     retriever = flashrag_fake.Dense()
     engine = FlashRAGEngine(retriever)
-    assert len(engine.search(["river"], 10**9)[0]) == engine.size == 4
+    assert len(engine.search(["river"], 10**5)[0]) == engine.size == 4
     assert retriever.asked == [(1, 4)]
 
 
@@ -122,7 +122,7 @@ def test_text_may_stand_for_contents_and_lone_surrogates_are_replaced() -> None:
 def test_bm25_returns_no_document_without_a_common_word() -> None:
     engine = FlashRAGEngine(flashrag_fake.BM25())
     assert _ids(engine.search(["village", "zzz", "river"], 4)) == [["00012"], [], ["7", "8"]]
-    assert len(engine.search(["the"], 10**9)[0]) == 3
+    assert len(engine.search(["the"], 10**5)[0]) == 3
 
 
 def test_the_probe_passes_what_is_right() -> None:

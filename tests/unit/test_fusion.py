@@ -49,7 +49,7 @@ def test_equal_scores_stand_in_the_order_of_the_rankings() -> None:
 def test_equal_sums_are_equal_whatever_the_order_of_their_terms() -> None:
     # Ranks 8, 2, 1 (a) and 1, 2, 8 (b): added up one after the other, b would come out ahead by a rounding.
     assert 1 / 68 + 1 / 62 + 1 / 61 < 1 / 61 + 1 / 62 + 1 / 68
-    found = fuse([_ranking("b123456a"), _ranking("7a"), _ranking("a89cdefb"), _ranking("gb")], 2)
+    found = fuse([_ranking("b123456a"), _ranking("7b"), _ranking("8a"), _ranking("a9cdefgb")], 2)
     assert found[0].score == found[1].score == math.fsum([1 / 61, 1 / 62, 1 / 68])
 
 
