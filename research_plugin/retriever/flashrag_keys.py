@@ -82,6 +82,8 @@ def translate(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         # FlashRAG puts exactly one blank behind it; behind an empty one that blank changes nothing for a tokenizer.
         text = str(given["instruction"]).strip()
         ours["encoder.query_instruction"] = f"{text} " if text else ""
+        # What passages got is in no FlashRAG file: E5's two belong together, other models have one for queries at most.
+        ours["encoder.passage_instruction"] = "passage: " if text == "query:" else ""
     if "retrieval_use_fp16" in given:
         ours["encoder.dtype"] = "auto" if given["retrieval_use_fp16"] else "float32"
     if given.get("use_sentence_transformer"):

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from dense_world import PASSAGES, DenseWorld, model_path
+from passages import make_passages
 
 from research_plugin.errors import ConfigError, SearchError
 from research_plugin.retriever.process import RetrieverProcess
@@ -78,6 +80,35 @@ def test_serve_a_flashrag_file_with_overrides_on_both_sides_of_the_options(corpu
     log = (tmp_path / "log").read_text()
     assert "of no meaning to this server: gpu_id, bm25_backend, save_retrieval_cache" in log
     assert "memory, at least: BM25 index" in log
+
+
+DENSE = """
+gpu_id: "0"
+retrieval_method: minilm
+retrieval_model_path: {model}
+index_path: {index}
+corpus_path: {corpus}
+retrieval_topk: 2
+retrieval_query_max_length: 64
+retrieval_pooling_method: mean
+retrieval_use_fp16: False
+instruction: ""
+"""
+
+
+def test_serve_a_flashrag_file_of_a_dense_retriever(dense_world: DenseWorld, tmp_path: Path) -> None:
+    recipe = tmp_path / "dense.yaml"
+    text = DENSE.format(model=model_path(), index=dense_world.index, corpus=dense_world.corpus)
+    recipe.write_text(text)
+    passage = next(make_passages(PASSAGES))
+    arguments = ["--recipe", str(recipe), "encoder.passage_max_length=64"]
+    with RetrieverProcess(timeout=120, arguments=arguments) as server:
+        expected = {"engine": "dense", "size": PASSAGES, "topk": 2, "model": "model", "corpus": "corpus.jsonl"}
+        assert expected.items() <= health(server.url).items()
+        body = {"query": passage.question}
+        answer = httpx.post(f"{server.url}/search", json=body, trust_env=False, timeout=30).json()
+        assert len(answer) == 2
+        assert answer[0]["id"] == passage.id
 
 
 def test_print_config_shows_what_a_flag_sets() -> None:

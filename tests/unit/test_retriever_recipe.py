@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.retriever import flashrag_keys
 from research_plugin.retriever.describe import describe, differences
-from research_plugin.retriever.engines import make_engine
+from research_plugin.retriever.engines import ENGINES, make_engine
 from research_plugin.retriever.memory import check_memory
 from research_plugin.retriever.recipe import load_config, recipe_names, show_config
 from research_plugin.retriever.settings import EncoderSettings, IndexSettings, RerankSettings, RetrieverConfig
@@ -123,8 +125,12 @@ KEYS = [
     ({**E5, "method2index": {"e5": "/listed"}}, {"index.path": "/listed"}),
     ({**E5, "retrieval_pooling_method": "cls"}, {"encoder.pooling": "cls"}),
     ({**E5, "retrieval_pooling_method": None, "model2pooling": {"e5": "cls"}}, {"encoder.pooling": "cls"}),
-    ({**E5, "instruction": "query:"}, {"encoder.query_instruction": "query: "}),
-    ({**E5, "instruction": "  "}, {"encoder.query_instruction": ""}),
+    (
+        {**E5, "instruction": "query:"},
+        {"encoder.query_instruction": "query: ", "encoder.passage_instruction": "passage: "},
+    ),
+    ({**E5, "instruction": "  "}, {"encoder.query_instruction": "", "encoder.passage_instruction": ""}),
+    ({**E5, "instruction": "Find: "}, {"encoder.query_instruction": "Find: ", "encoder.passage_instruction": ""}),
     ({"retrieval_method": "bm25", "index_path": "/bm25"}, {"engine": "bm25", "index.path": None}),
     ({"retrieval_use_fp16": False}, {"encoder.dtype": "float32"}),
     ({"retrieval_use_fp16": True}, {"encoder.dtype": "auto"}),
@@ -299,8 +305,14 @@ def test_missing_files_and_settings_are_named_by_key(tmp_path: Path) -> None:
     assert [fault.split(":")[0] for fault in hybrid] == ["corpus", "encoder.model_path", "index.path"]
 
 
+@pytest.mark.parametrize("target", [target for target, _ in ENGINES.values()])
+def test_every_engine_is_there(target: str) -> None:
+    module, _, function = target.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
 def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
+    monkeypatch.setitem(sys.modules, "bm25s", None)
     message = r"engine bm25: package bm25s is not installed; pip install 'research-plugin\[retriever\]'"
     with pytest.raises(ConfigError, match=message):
         make_engine(load_config("tiny"))
