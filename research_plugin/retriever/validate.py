@@ -85,8 +85,8 @@ def value_faults(config: RetrieverConfig) -> Iterator[str]:
     if config.engine == "bm25" and config.index.path:
         yield f"index.path: got {config.index.path!r}, but engine bm25 makes its own index; is engine=dense missing?"
     if config.ray.max_replicas < config.ray.min_replicas:
-        least = f"ray.min_replicas={config.ray.min_replicas}"
-        yield f"ray.max_replicas: got {config.ray.max_replicas}; must be at least {least}"
+        wanted = f"ray.min_replicas={config.ray.min_replicas}"
+        yield f"ray.max_replicas: got {config.ray.max_replicas}; must be at least {wanted}"
     for name in config.hybrid if config.engine == "hybrid" else ():
         if name not in NEEDED:
             yield f"hybrid: got {name!r}; allowed: {', '.join(NEEDED)}"
