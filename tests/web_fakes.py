@@ -7,10 +7,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
+
+from research_plugin.document import Document
+from research_plugin.retriever.settings import RetrieverConfig, WebSettings
+from research_plugin.retriever.web.engine import WebEngine, make
 
 KEY = "k3y-0f-the-search-api"
 
@@ -149,3 +156,22 @@ def closed_port() -> int:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return int(unused.getsockname()[1])
+
+
+@contextmanager
+def engine(api: FakeServer, **settings: Any) -> Iterator[WebEngine]:
+    """The web engine over a fake search API, with a key, no pace to speak of and short pauses between tries."""
+    options = {"endpoint": f"{api.url}/search", "requests_per_second": 1000.0, **settings}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERPER_API_KEY", KEY)
+        patch.setattr("research_plugin.retriever.web.api._BACKOFF", 0.01)
+        made = make(RetrieverConfig(engine="web", web=WebSettings(**options)))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def texts(documents: list[Document]) -> list[str]:
+    """Contents without their title lines."""
+    return [document.contents.partition("\n")[2] for document in documents]

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import math
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from research_plugin.errors import ConfigError, SearchError
+from research_plugin.retriever.engines import make_engine
 from research_plugin.retriever.settings import RetrieverConfig, WebSettings
 from research_plugin.retriever.web.api import Pace, read_key
 from research_plugin.retriever.web.engine import make
@@ -253,3 +255,12 @@ def test_make_refuses_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"web\.cache_dir: .*web\.sqlite3 cannot be used: .*; name a writable folder"):
         make(RetrieverConfig(engine="web", web=WebSettings(cache_dir=str(tmp_path / "file"))))
+
+
+def test_missing_page_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", "key")
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    with pytest.raises(
+        ConfigError, match=r"trafilatura is not installed; pip install 'research-plugin\[retriever-web\]'"
+    ):
+        make_engine(RetrieverConfig(engine="web", web=WebSettings(fetch_pages=True)))
