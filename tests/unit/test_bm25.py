@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from research_plugin.document import Document
 from research_plugin.errors import ConfigError, DataError
-from research_plugin.retriever.bm25 import BM25Engine, tokenize
+from research_plugin.retriever import bm25
+from research_plugin.retriever.bm25 import BM25Engine, make, tokenize
 from research_plugin.retriever.corpus import read_corpus
+from research_plugin.retriever.settings import RetrieverConfig
 
 DOCUMENTS = [
     Document("00012", "Paris\nParis is the capital of France."),
@@ -112,3 +117,20 @@ def test_read_corpus_names_file_and_line(tmp_path, content: bytes, message: str)
 def test_read_corpus_missing_file(tmp_path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read \(No such file"):
         read_corpus(tmp_path / "nowhere.jsonl")
+
+
+def test_a_mapped_corpus_answers_as_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"id": str(i), "contents": f"Town {i}\nIn valley {i % 7}, on river {i % 11}."} for i in range(1500)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = RetrieverConfig(corpus=str(path))
+    queries = ["valley 3 river 5", "town 1499", "nothing of it"]
+    in_memory = make(config).search(queries, 4)
+    assert [len(found) for found in in_memory] == [4, 4, 0]
+    monkeypatch.setattr(bm25, "_MAP_FROM_BYTES", 0)
+    mapped = make(config)
+    assert mapped.size == 1500
+    assert mapped.search(queries, 4) == in_memory
+    mapped.close()
+    with pytest.raises(ValueError, match="closed"):
+        mapped.search(queries, 4)
