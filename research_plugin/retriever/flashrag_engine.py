@@ -71,6 +71,8 @@ class FlashRAGEngine:
                 were.
         """
         texts = self._sample()
+        if self._lexical:
+            self._probe_words(texts)
         found = self.search(texts or ["test"], _PROBE_TOPK)
         hits = sum(text in [document.contents for document in row] for text, row in zip(texts, found, strict=False))
         if hits < len(texts) / 2:
@@ -79,15 +81,17 @@ class FlashRAGEngine:
                 f" {_PROBE_TOPK}; is the index of this corpus, in this order, and made with this model, pooling and"
                 " instruction?"
             )
+
+    def _probe_words(self, texts: Sequence[str]) -> None:
         words = sorted({word for text in texts for word in re.findall(r"\b[a-z]{5,}\b", text.lower())})[:_PROBE_WORDS]
-        if self._lexical and words:
-            missed = [word for word, row in zip(words, self.search(words, 1), strict=True) if not row]
-            if len(missed) > len(words) / 4:
-                raise DataError(
-                    f"flashrag: its BM25 finds nothing for {len(missed)} of {len(words)} words of its own corpus, such"
-                    f" as {', '.join(missed[:3])}: queries are not stemmed like the index (so in FlashRAG 0.3.0dev0);"
-                    " set engine=bm25 stemmer=english and the same corpus"
-                )
+        found = self.search(words, 1) if words else []
+        missed = [word for word, row in zip(words, found, strict=True) if not row]
+        if len(missed) > len(words) / 4:
+            raise DataError(
+                f"flashrag: its BM25 finds nothing for {len(missed)} of {len(words)} words of its own corpus, such as"
+                f" {', '.join(missed[:3])}: queries are not cut into words like the index (FlashRAG 0.3.0dev0 stems"
+                " the index only); set engine=bm25 stemmer=english and the same corpus"
+            )
 
     def _sample(self) -> list[str]:
         if self._corpus is None or not self.size:

@@ -12,6 +12,8 @@ from research_plugin.errors import ConfigError, SearchError
 from research_plugin.retriever.engine import SILENT, Engine, Stages
 from research_plugin.retriever.settings import RerankSettings, RetrieverConfig
 
+_CHARS_PER_TOKEN = 20
+
 
 class RerankEngine:
     """An `Engine` around another one.
@@ -51,6 +53,7 @@ class CrossEncoder:
     def __init__(self, settings: RerankSettings, threads: int = 1) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from research_plugin.retriever.encoder import CPU_BATCH_TOKENS
         from research_plugin.retriever.torch_device import pick_device, pick_dtype
 
         path = str(settings.model_path)
@@ -62,8 +65,8 @@ class CrossEncoder:
             self._model, info = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=dtype, output_loading_info=True
             )
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # OSError, ValueError, SafetensorError, ...: whatever the files provoke
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
                 f"rerank.model_path={path}: cannot be loaded ({reason}); give a model's folder or, online, its hub name"
             ) from error
@@ -77,6 +80,8 @@ class CrossEncoder:
         longest = min(self._tokenizer.model_max_length, positions)
         if settings.max_length > longest:
             raise ConfigError(f"rerank.max_length={settings.max_length}: {path} takes at most {longest} tokens")
+        on_cpu = self._device.type == "cpu"
+        self._batch_tokens = min(settings.batch_tokens, CPU_BATCH_TOKENS) if on_cpu else settings.batch_tokens
         self._model.to(self._device).eval()
         # A tokenizer that cannot pad or a format that overflows shows now rather than in the first request.
         self.scores([("a", "b"), ("a", "b c")])
@@ -92,13 +97,16 @@ class CrossEncoder:
         """
         import torch
 
+        from research_plugin.retriever.encoder import token_batches
         from research_plugin.retriever.torch_device import use_threads
 
         use_threads(self._threads)
         rows = [self._tokenize(query, contents) for query, contents in pairs]
+        lengths = [len(row["input_ids"]) for row in rows]
+        order = sorted(range(len(rows)), key=lengths.__getitem__)
         found = [0.0] * len(rows)
         with torch.inference_mode():
-            for chosen in _batches([len(row["input_ids"]) for row in rows], self._settings.batch_tokens):
+            for chosen in token_batches(order, lengths, self._batch_tokens):
                 inputs = self._tokenizer.pad([rows[i] for i in chosen], return_tensors="pt").to(self._device)
                 for i, score in zip(chosen, self._model(**inputs).logits[:, 0].tolist(), strict=True):
                     found[i] = score
@@ -110,18 +118,10 @@ class CrossEncoder:
         return found
 
     def _tokenize(self, query: str, contents: str) -> dict[str, list[int]]:
-        return dict(self._tokenizer(query, contents, truncation="longest_first", max_length=self._settings.max_length))
-
-
-def _batches(lengths: list[int], most_tokens: int) -> list[list[int]]:
-    """Places sorted by length and cut so that places x longest stays within ``most_tokens``; one place at least."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batches and (len(batches[-1]) + 1) * lengths[i] <= most_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
+        longest = self._settings.max_length
+        # Not more text is tokenized than can count: a page may be a megabyte long.
+        texts = query[: _CHARS_PER_TOKEN * longest], contents[: _CHARS_PER_TOKEN * longest]
+        return dict(self._tokenizer(*texts, truncation="longest_first", max_length=longest))
 
 
 def rerank(engine: Engine, config: RetrieverConfig) -> RerankEngine:
