@@ -86,7 +86,7 @@ def failure(action: str, error: Exception) -> ResearchPluginError:
 
 def _read(config: RetrieverConfig) -> dict[str, Any]:
     """Read FlashRAG's file and refuse what cannot be served rightly."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     path = config.flashrag_config
     if path is None:

@@ -72,7 +72,7 @@ def show_config(config: RetrieverConfig) -> str:
 
 
 def _read(recipe: str) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]
+    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
