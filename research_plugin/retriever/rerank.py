@@ -32,14 +32,16 @@ class RerankEngine:
     def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
         """Return the best documents by the cross-encoder's score; equal scores stay in the engine's order."""
         found = self._engine.search(queries, self._candidates, stages)
-        pairs = [(query, document.contents) for query, row in zip(queries, found, strict=True) for document in row]
         with stages("rerank"):
-            scores = iter(self._scorer.scores(pairs))
-        scored = [[dataclasses.replace(document, score=next(scores)) for document in row] for row in found]
-        return [sorted(row, key=lambda document: -(document.score or 0.0))[:topk] for row in scored]
+            return [self._rerank(query, row)[:topk] for query, row in zip(queries, found, strict=True)]
 
     def close(self) -> None:
         self._engine.close()
+
+    def _rerank(self, query: str, documents: list[Document]) -> list[Document]:
+        scores = self._scorer.scores(query, [document.contents for document in documents])
+        scored = [dataclasses.replace(one, score=score) for one, score in zip(documents, scores, strict=True)]
+        return sorted(scored, key=lambda document: -(document.score or 0.0))
 
 
 class CrossEncoder:
@@ -84,13 +86,13 @@ class CrossEncoder:
         self._batch_tokens = min(settings.batch_tokens, CPU_BATCH_TOKENS) if on_cpu else settings.batch_tokens
         self._model.to(self._device).eval()
         # A tokenizer that cannot pad or a format that overflows shows now rather than in the first request.
-        self.scores([("a", "b"), ("a", "b c")])
+        self.scores("a", ["b", "b c"])
 
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Score pairs of query and document: the model's logit, higher is better.
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Score texts for a query: the model's logits, higher is better.
 
-        A pair longer than ``max_length`` tokens loses the end of the document; only a query of more than half of that
-        loses its own.
+        What is longer than ``max_length`` tokens together loses the end of the text; only a query of more than half of
+        that loses its own. A query's texts share sub-batches with nothing else.
 
         Raises:
             SearchError: the model gave infinities or NaN.
@@ -101,7 +103,7 @@ class CrossEncoder:
         from research_plugin.retriever.torch_device import use_threads
 
         use_threads(self._threads)
-        rows = [self._tokenize(query, contents) for query, contents in pairs]
+        rows = self._tokenize(query, texts) if texts else []
         lengths = [len(row["input_ids"]) for row in rows]
         order = sorted(range(len(rows)), key=lengths.__getitem__)
         found = [0.0] * len(rows)
@@ -117,11 +119,13 @@ class CrossEncoder:
             )
         return found
 
-    def _tokenize(self, query: str, contents: str) -> dict[str, list[int]]:
+    def _tokenize(self, query: str, texts: Sequence[str]) -> list[dict[str, list[int]]]:
+        """Ids and their masks, a row per text."""
         longest = self._settings.max_length
         # Not more text is tokenized than can count: a page may be a megabyte long.
-        texts = query[: _CHARS_PER_TOKEN * longest], contents[: _CHARS_PER_TOKEN * longest]
-        return dict(self._tokenizer(*texts, truncation="longest_first", max_length=longest))
+        pairs = [(query[: _CHARS_PER_TOKEN * longest], text[: _CHARS_PER_TOKEN * longest]) for text in texts]
+        columns = self._tokenizer(pairs, truncation="longest_first", max_length=longest)
+        return [{name: column[i] for name, column in columns.items()} for i in range(len(pairs))]
 
 
 def rerank(engine: Engine, config: RetrieverConfig) -> RerankEngine:

@@ -27,14 +27,14 @@ class NumberEngine:
 
 
 class TableScorer:
-    """Scores a pair by its query's row of the table."""
+    """Scores a text by its number in the query's row of the table."""
 
     def __init__(self, table: dict[str, list[float]]) -> None:
-        self.table, self.pairs = table, 0
+        self.table, self.texts = table, 0
 
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        self.pairs += len(pairs)
-        return [self.table[query][int(contents.removeprefix("text "))] for query, contents in pairs]
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        self.texts += len(texts)
+        return [self.table[query][int(text.removeprefix("text "))] for text in texts]
 
 
 TABLE = {"up": [0.0, 1.0, 2.0, 3.0], "down": [-1.0, -2.0, -3.0, -4.0], "even": [5.0, 1.0, 5.0, 1.0]}
@@ -65,7 +65,7 @@ def test_it_answers_for_the_engine_inside() -> None:
     engine = RerankEngine(inner, scorer, 3)  # type: ignore[arg-type]
     assert (engine.name, engine.size) == ("bm25", 8)
     engine.search(["up", "down"], 1, Stages(lambda stage, seconds: stages.append(stage)))
-    assert (stages, scorer.pairs) == (["rerank"], 6)
+    assert (stages, scorer.texts) == (["rerank"], 6)
     engine.close()
     assert inner.closed
 
