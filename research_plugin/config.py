@@ -45,11 +45,14 @@ class AgentConfig:
     """Dialect name: tags and observation text."""
     prompt: PromptConfig = field(default_factory=PromptConfig)
     max_searches: int | None = None
-    """Searches allowed in one rollout; None: as many as the response length holds (ReSearch)."""
+    """Searches allowed in one rollout, empty and invalid turns included; None: as many as the response length holds
+    (ReSearch)."""
     when_spent: str = "stop"
     """After the last allowed search: ``stop`` the rollout, or insert a ``notice`` and go on."""
     max_observation_tokens: int | None = None
     """Most tokens of one observation, tags included; whole documents are dropped first. None: no own limit."""
+    max_turn_tokens: int | None = None
+    """Most tokens the policy may write before it has to search or answer; None: no own limit."""
     mask_observations: bool = True
     """False puts retrieved tokens into the loss: only for measuring what the mask is worth (docs/mask.md)."""
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -66,6 +69,8 @@ class AgentConfig:
                 f"{CUSTOM_KEY}.max_observation_tokens={self.max_observation_tokens}; allowed: null or 32 and above, "
                 "since the tags alone take about 10 tokens"
             )
+        if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
+            raise ConfigError(f"{CUSTOM_KEY}.max_turn_tokens={self.max_turn_tokens}; allowed: null or 1 and above")
 
 
 def build_config(cls: type[T], values: Mapping[str, Any] | None, where: str = CUSTOM_KEY) -> T:

@@ -15,7 +15,9 @@ from research_plugin.errors import ConfigError
 
 __all__ = [
     "DIALECTS",
+    "R1_SEARCHER",
     "RESEARCH",
+    "SEARCH_R1",
     "Dialect",
     "Segment",
     "get_dialect",
@@ -29,8 +31,8 @@ __all__ = [
 class Dialect:
     """One method's tags and the exact text its environment inserts.
 
-    The observation for documents d1..dk is ``result_prefix + (sum of di + document_suffix, stripped) + result_suffix``;
-    it is appended straight after the sampled tokens, whatever white space those end with.
+    The observation for documents d1..dk is ``result_prefix + (d1 .. dk as `document` lays them out, stripped) +
+    result_suffix``; it is appended straight after the sampled tokens, whatever white space those end with.
     """
 
     name: str
@@ -40,24 +42,40 @@ class Dialect:
     """Inserted before the documents, opening tag included."""
     result_suffix: str
     """Inserted after the documents, closing tag included. An observation always ends with it."""
-    document_suffix: str
+    document: str
+    """One document: ``{contents}``, or its ``{title}`` (first line) and ``{text}`` (the rest); ``{number}`` from 1."""
     no_documents: str
     """What stands in the place of the documents when a search found nothing."""
     empty_query_notice: str
     """What stands in the place of the documents when there was no query to search."""
     budget_notice: str
     """What stands in the place of the documents once the search budget is spent and the rollout goes on."""
+    answer_close: str = ""
+    """Closing tag that ends the rollout, as a stop string of the engine; "": only an end token does."""
+    invalid_notice: str = ""
+    """Inserted as it is when a turn ends with neither a search nor an answer; "": the rollout then ends."""
+    prefill: str = ""
+    """Text at the end of every prompt, from which the policy goes on."""
+    clean_query: bool = False
+    """Take double quotes out of a query and put single spaces between its words."""
 
     def __post_init__(self) -> None:
         """Refuse a dialect without tags: nothing could then end a turn or an observation."""
         for name in ("name", "search_open", "search_close", "result_prefix", "result_suffix"):
             if not getattr(self, name).strip():
                 raise ConfigError(f"dialect {self.name!r}: {name} is blank; a tag of at least one character is needed")
+        try:
+            self.format_observation([Document("", "title\ntext")])
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"dialect {self.name!r}: document={self.document!r} cannot be filled in ({error!r}); allowed fields: "
+                "{contents}, {title}, {text}, {number}"
+            ) from error
 
     @property
     def stop(self) -> tuple[str, ...]:
         """Strings that end a turn in the engine."""
-        return (self.search_close,)
+        return (self.search_close, self.answer_close) if self.answer_close else (self.search_close,)
 
     @property
     def result_open(self) -> str:
@@ -71,8 +89,12 @@ class Dialect:
 
     def format_observation(self, documents: Sequence[Document]) -> str:
         """Return the text inserted for ``documents``; none at all gives `no_documents` between the tags."""
-        body = "".join(document.contents + self.document_suffix for document in documents).strip()
-        return self.wrap(body or self.no_documents)
+        body = "".join(self._lay_out(number, document) for number, document in enumerate(documents, start=1))
+        return self.wrap(body.strip() or self.no_documents)
+
+    def _lay_out(self, number: int, document: Document) -> str:
+        title, _, text = document.contents.partition("\n")
+        return self.document.format(number=number, contents=document.contents, title=title, text=text)
 
     def wrap(self, body: str) -> str:
         """Return ``body`` as an observation."""
@@ -87,13 +109,47 @@ RESEARCH = Dialect(
     search_close="</search>",
     result_prefix=" <result>\n",
     result_suffix="\n</result>",
-    document_suffix="\n\n",
+    document="{contents}\n\n",
     no_documents="No passage was found for this query.",
     empty_query_notice="The search was empty: no query stood between the search tags.",
     budget_notice="No more searches are available. Answer from what is known so far.",
 )
 
-DIALECTS: dict[str, Dialect] = {RESEARCH.name: RESEARCH}
+# R1-Searcher, arXiv 2503.05592 (experience_maker.py of its release): plain-text tags, numbered documents. Between the
+# closing tag of a query and the documents stand two line breaks, which are the environment's here.
+R1_SEARCHER = Dialect(
+    name="r1_searcher",
+    search_open="<|begin_of_query|>",
+    search_close="<|end_of_query|>",
+    result_prefix="\n\n<|begin_of_documents|>\n",
+    result_suffix="\n<|end_of_documents|>\n\n",
+    document="({number}){contents}\n",
+    no_documents="None",
+    empty_query_notice="None",
+    budget_notice="None",
+    prefill="<think>",
+    clean_query=True,
+)
+
+# Search-R1, arXiv 2503.09516 (generation.py of its release). A turn that neither searches nor answers gets a notice.
+SEARCH_R1 = Dialect(
+    name="search_r1",
+    search_open="<search>",
+    search_close="</search>",
+    result_prefix="\n\n<information>",
+    result_suffix="</information>\n\n",
+    document="Doc {number}(Title: {title}) {text}\n",
+    no_documents="No passage was found for this query.",
+    empty_query_notice="The search was empty: no query stood between the search tags.",
+    budget_notice="No more searches are available. Answer from what is known so far.",
+    answer_close="</answer>",
+    invalid_notice=(
+        "\nThat was neither a search nor an answer. To look something up I write the query between <search> and "
+        "</search>; to finish I write the answer between <answer> and </answer>. I go on.\n"
+    ),
+)
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (RESEARCH, R1_SEARCHER, SEARCH_R1)}
 
 
 def register_dialect(dialect: Dialect) -> Dialect:
@@ -143,7 +199,8 @@ def parse_query(text: str, dialect: Dialect = RESEARCH) -> str | None:
     if end < 0:
         return None
     start = text.rfind(dialect.search_open, 0, end)
-    return "" if start < 0 else text[start + len(dialect.search_open) : end].strip()
+    query = "" if start < 0 else text[start + len(dialect.search_open) : end].strip()
+    return " ".join(query.replace('"', "").split()) if dialect.clean_query else query
 
 
 LONGEST_TAIL = 15
@@ -169,6 +226,7 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
     """
     segments: list[Segment] = []
     lead = dialect.result_prefix[: -len(dialect.result_prefix.lstrip())]
+    trail = dialect.result_suffix[len(dialect.result_suffix.rstrip()) :]
     done = 0  # all before this index is in `segments`
     scan = 0
     while (close := text.find(dialect.search_close, scan)) >= 0:
@@ -185,6 +243,7 @@ def parse_response(text: str, dialect: Dialect = RESEARCH) -> list[Segment]:
             continue
         end = text.find(dialect.result_close, start)
         end = len(text) if end < 0 else end + len(dialect.result_close)
+        end += len(trail) if text.startswith(trail, end) else 0
         # The white space before the tag is the environment's only where it is the dialect's own prefix.
         if text.endswith(lead, tail, start):
             start -= len(lead)

@@ -66,9 +66,10 @@ Search = Callable[[str], Awaitable[Sequence[Document]]]
 class Limits:
     """Budgets of one rollout, in tokens and searches.
 
-    ``max_searches`` None is no limit; a search with an empty query counts too. ``notice_when_spent`` chooses what
-    happens after the last one: an observation that says so, or the end of the rollout. ``max_observation_tokens``
-    bounds one observation, tags included; None leaves only the response budget.
+    ``max_searches`` None is no limit; a search with an empty query and a turn that draws the dialect's invalid notice
+    count too. ``notice_when_spent`` chooses what happens after the last one: an observation that says so, or the end of
+    the rollout. ``max_observation_tokens`` bounds one observation, tags included, and ``max_turn_tokens`` one turn of
+    the policy; None leaves only the response budget.
     """
 
     response_length: int
@@ -76,6 +77,7 @@ class Limits:
     max_searches: int | None = None
     notice_when_spent: bool = False
     max_observation_tokens: int | None = None
+    max_turn_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Searched:
 
 @dataclass(slots=True)
 class Episode:
-    """A finished rollout with the searches it made (`searches`) and those it asked for but did not get (`refused`)."""
+    """A finished rollout with the searches it made (`searches`) and the turns that drew a notice (`refused`)."""
 
     rollout: Rollout
     searches: list[Searched] = field(default_factory=list)
@@ -154,55 +156,60 @@ async def run_search_loop(
         if rollout.remaining < 1:
             rollout.stop_reason = StopReason.MAX_LENGTH
             break
-        query = await _policy_turn(episode, generate, codec, dialect)
-        if query is not None:
+        query = await _policy_turn(episode, generate, codec, dialect, limits)
+        if rollout.stop_reason is None:
             await _environment_turn(episode, query, search, codec, dialect, limits)
     return episode
 
 
-async def _policy_turn(episode: Episode, generate: Generate, codec: Codec, dialect: Dialect) -> str | None:
-    """Let the policy write one turn; return its query, or None with the stop reason set."""
+async def _policy_turn(
+    episode: Episode, generate: Generate, codec: Codec, dialect: Dialect, limits: Limits
+) -> str | None:
+    """Let the policy write one turn; return its query, or None when there is none (mostly with the stop reason set)."""
     rollout = episode.rollout
-    generation = await generate(rollout.context_ids, rollout.remaining)
+    most = rollout.remaining if limits.max_turn_tokens is None else min(rollout.remaining, limits.max_turn_tokens)
+    generation = await generate(rollout.context_ids, most)
     episode.turns += 1
-    ids = list(generation.token_ids[: rollout.remaining])
+    ids = list(generation.token_ids[:most])
     ids = ids[: cut_at_end(ids, codec.end_ids)]
     ids = ids[: cut_at_stop(ids, dialect.stop, codec.decode)]
     log_probs = None if generation.log_probs is None else generation.log_probs[: len(ids)]
     ended = bool(ids) and ids[-1] in codec.end_ids
     text = codec.decode(ids[:-1] if ended else ids)
     rollout.add_policy(ids, log_probs, text)
+    query = None if ended else parse_query(text, dialect)
     if generation.aborted:
         rollout.stop_reason = StopReason.ABORTED
-    elif ended:
-        rollout.stop_reason = StopReason.ANSWERED
-    else:
-        query = parse_query(text, dialect)
-        if query is not None:
-            return query
-        # Neither an end token nor a stop string: the engine ran out of tokens (or had no room for even one).
-        rollout.stop_reason = StopReason.MAX_LENGTH
-    return None
+    elif query is None:
+        rollout.stop_reason = _end_of_turn(text, ended, bool(rollout.remaining and ids), dialect)
+    return query
+
+
+def _end_of_turn(text: str, ended: bool, has_room: bool, dialect: Dialect) -> StopReason | None:
+    """Why a turn without a search ends the rollout; None: it does not, a notice follows."""
+    if dialect.answer_close and dialect.answer_close in text:
+        return StopReason.ANSWERED
+    if dialect.invalid_notice and has_room:
+        return None
+    # Neither an end token nor a stop string: the engine ran out of tokens (or had no room for even one).
+    return StopReason.ANSWERED if ended else StopReason.MAX_LENGTH
 
 
 async def _environment_turn(
-    episode: Episode, query: str, search: Search, codec: Codec, dialect: Dialect, limits: Limits
+    episode: Episode, query: str | None, search: Search, codec: Codec, dialect: Dialect, limits: Limits
 ) -> None:
-    """Answer one query with an observation, or end the rollout."""
+    """Answer one query (None: a turn without a search) with an observation, or end the rollout."""
     rollout = episode.rollout
     if rollout.remaining < 2:  # no observation and no token after it would fit: do not search for nothing
         rollout.stop_reason = StopReason.MAX_LENGTH
         return
-    if limits.max_searches is not None and len(episode.searches) + episode.refused >= limits.max_searches:
-        if not limits.notice_when_spent:
-            rollout.stop_reason = StopReason.MAX_SEARCHES
-            return
+    spent = limits.max_searches is not None and len(episode.searches) + episode.refused >= limits.max_searches
+    if spent and not limits.notice_when_spent:
+        rollout.stop_reason = StopReason.MAX_SEARCHES
+        return
+    if spent or not query:
         episode.refused += 1
-        text = dialect.wrap(dialect.budget_notice)
-        ids = codec.encode(text)
-    elif not query:
-        episode.refused += 1
-        text = dialect.wrap(dialect.empty_query_notice)
+        text = _notice(query, spent, dialect)
         ids = codec.encode(text)
     else:
         started = time.monotonic()
@@ -221,3 +228,9 @@ async def _environment_turn(
         text, ids = fitted
     if not rollout.add_observation(ids, text):
         rollout.stop_reason = StopReason.MAX_LENGTH
+
+
+def _notice(query: str | None, spent: bool, dialect: Dialect) -> str:
+    if query is None:
+        return dialect.invalid_notice
+    return dialect.wrap(dialect.budget_notice if spent else dialect.empty_query_notice)

@@ -80,9 +80,16 @@ class HFCodec:
 
 
 def build_prompt_ids(
-    codec: HFCodec, question: str, *, protocol: str, style: str, file: str | None = None, **template_kwargs: Any
+    codec: HFCodec,
+    question: str,
+    *,
+    protocol: str,
+    style: str,
+    file: str | None = None,
+    prefill: str = "",
+    **template_kwargs: Any,
 ) -> list[int]:
-    """Return the prompt of one question as token ids.
+    """Return the prompt of one question as token ids, ``prefill`` (text the policy goes on from) at its end.
 
     ``base`` is encoded as plain text, needs no chat template and gets the tokenizer's own BOS if it has one;
     ``instruct`` and ``question`` go through the chat template with the generation prompt. A special-token string in the
@@ -91,7 +98,8 @@ def build_prompt_ids(
     text = load_prompt(protocol, style, file)
     question = codec.break_special(question)
     if style == "base":
-        return codec.encode_prompt(fill_base(text, question), bos=True)
+        # A blank between them, as in running text; the chat template's generation prompt ends with a line break.
+        return codec.encode_prompt(fill_base(text, question) + (f" {prefill}" if prefill else ""), bos=True)
     tokenizer = codec.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
@@ -100,4 +108,4 @@ def build_prompt_ids(
     rendered = tokenizer.apply_chat_template(
         chat_messages(text, question), add_generation_prompt=True, tokenize=False, **template_kwargs
     )
-    return codec.encode_prompt(rendered)
+    return codec.encode_prompt(rendered + prefill)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from research_plugin.protocol import RESEARCH, Dialect
 
-__all__ = ["ANSWER_CLOSE", "ANSWER_OPEN", "extract_answer", "last_boxed", "unwrap_latex"]
+__all__ = ["ANSWER_CLOSE", "ANSWER_OPEN", "extract_answer", "extract_plain_answer", "last_boxed", "unwrap_latex"]
 
 ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
@@ -52,6 +52,25 @@ def extract_answer(written: str | Sequence[str], dialect: Dialect = RESEARCH) ->
     if box is None:
         return None, "unclosed box in the answer" if _BOX_OPEN.search(block) else "no box in the answer"
     return unwrap_latex(box).strip(), ""
+
+
+def extract_plain_answer(written: str | Sequence[str], dialect: Dialect) -> tuple[str | None, str]:
+    """Return the final answer of a method without boxes, and "" or why there is none.
+
+    It is the content of the last complete ``<answer>`` block of what the policy wrote, stripped; one between result
+    tags that the policy made up is none.
+
+    Args:
+        written: What the policy wrote, whole or turn by turn; observations are left out.
+        dialect: Gives the result tags.
+    """
+    turns = [written] if isinstance(written, str) else written
+    text = "\n".join(_without_results(turn, dialect) for turn in turns)
+    end = text.rfind(ANSWER_CLOSE)
+    start = text.rfind(ANSWER_OPEN, 0, max(end, 0))
+    if start < 0:
+        return None, "no answer block"
+    return text[start + len(ANSWER_OPEN) : end].strip(), ""
 
 
 def last_boxed(text: str) -> str | None:

@@ -7,15 +7,14 @@ veRL are the business of `score`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from research_plugin.protocol import RESEARCH
 from research_plugin.rewards.answer import ANSWER_CLOSE, ANSWER_OPEN, braced
 from research_plugin.rewards.response import Response
 from research_plugin.rewards.text_metrics import f1_score
+from research_plugin.rewards.verdict import Reading, Verdict, unfinished
 
-__all__ = ["FORMAT_SCORE", "Reading", "Verdict", "judge_paper", "judge_released"]
+__all__ = ["FORMAT_SCORE", "judge_paper", "judge_released"]
 
 FORMAT_SCORE = 0.1
 """What a right format with a wrong answer earns."""
@@ -25,44 +24,18 @@ THINK_CLOSE = "</think>"
 _TAG = re.compile("</?(?:think|search|result|answer)>")
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The extracted answer and how it compares with the golden answers, whatever the rules make of it."""
-
-    answer: str | None
-    fault: str
-    """Why there is no answer; "" when there is one."""
-    golden_answers: Sequence[str]
-    f1: float
-    """Against the best of them."""
-    per_character: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A score before costs, whether the format was right, and why."""
-
-    score: float
-    format_ok: bool
-    reason: str
-
-
 def judge_paper(response: Response, reading: Reading) -> Verdict:
     """Return Eq. 2: F1 if F1 > 0, else 0.1 if the format is right, else 0.
 
     The format is judged on what the policy wrote: think tags pair and there is at least one; there is an answer in a
     box; every search got its result; no result without a search; the rollout finished.
     """
-    fault = _unfinished(response) or reading.fault or _think_fault(response.policy_text) or _search_fault(response)
+    fault = unfinished(response) or reading.fault or _think_fault(response.policy_text) or _search_fault(response)
     if reading.f1 > 0:
         return Verdict(reading.f1, not fault, f"answer matches; format: {fault}" if fault else "answer matches")
     if fault:
         return Verdict(0.0, False, f"format: {fault}")
     return Verdict(FORMAT_SCORE, True, "wrong answer, right format")
-
-
-def _unfinished(response: Response) -> str:
-    return "" if response.finished else f"the rollout did not finish ({response.stop_reason})"
 
 
 def _think_fault(text: str) -> str:
@@ -104,7 +77,7 @@ def judge_released(response: Response, reading: Reading) -> Verdict:
     text = response.text
     fault = (
         _released_tag_fault("".join(_TAG.findall(text)))
-        or _unfinished(response)
+        or unfinished(response)
         or ("text after the end token" if response.has_tail else "")
     )
     if fault:

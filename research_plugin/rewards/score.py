@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from research_plugin.errors import ConfigError, DataError
-from research_plugin.protocol import RESEARCH, Dialect
-from research_plugin.rewards.answer import extract_answer
+from research_plugin.protocol import R1_SEARCHER, RESEARCH, SEARCH_R1, Dialect
+from research_plugin.rewards import r1_searcher, search_r1
+from research_plugin.rewards.answer import extract_answer, extract_plain_answer
 from research_plugin.rewards.golden import golden_answers, name_row
-from research_plugin.rewards.research import Reading, Verdict, judge_paper, judge_released
+from research_plugin.rewards.research import judge_paper, judge_released
 from research_plugin.rewards.response import Response, read_response
 from research_plugin.rewards.text_metrics import compare, normalise
+from research_plugin.rewards.verdict import Reading, Verdict
 
 __all__ = ["METHODS", "Method", "compute_score"]
 
@@ -34,6 +36,23 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "research": Method(RESEARCH, extract_answer, {"paper": judge_paper, "released": judge_released}),
+    "r1_searcher_stage1": Method(
+        R1_SEARCHER,
+        extract_plain_answer,
+        {"paper": r1_searcher.judge_stage1, "released": r1_searcher.judge_stage1_released},
+    ),
+    "r1_searcher_stage2": Method(
+        R1_SEARCHER,
+        extract_plain_answer,
+        {
+            "paper": r1_searcher.judge_stage2,
+            "released": r1_searcher.judge_stage2_released,
+            "released_llama": r1_searcher.judge_stage2_released_llama,
+        },
+    ),
+    "search_r1": Method(
+        SEARCH_R1, extract_plain_answer, {"paper": search_r1.judge_exact_match, "format": search_r1.judge_format}
+    ),
 }
 
 
@@ -63,7 +82,7 @@ def compute_score(
         ground_truth: Golden answers, see `golden_answers`; the best one counts.
         extra_info: How the rollout went, see `read_response`.
         method: A key of `METHODS`.
-        rules: A rule set of the method; for ``research``: ``paper`` or ``released``.
+        rules: A rule set of the method: ``paper`` (all), ``released`` (all but search_r1), and see docs/rewards.md.
         per_character: Compare Chinese, Japanese and Korean text by character instead of by word.
         search_cost: Taken off per search beyond ``free_searches``.
         free_searches: How many searches cost nothing.
@@ -93,7 +112,7 @@ def compute_score(
 
     answer, fault = chosen.extract(response.turns, chosen.dialect)
     match = compare(answer or "", golden, per_character=per_character)
-    verdict = judge(response, Reading(answer, fault, golden, match.f1, per_character))
+    verdict = judge(response, Reading(answer, fault, golden, match.f1, match.em, per_character))
     if response.stop_reason in ("search_failed", "aborted"):
         verdict = Verdict(0.0, False, f"not judged: the rollout ended as {response.stop_reason}")
 

@@ -58,6 +58,7 @@ class SearchAgentLoop(AgentLoopBase):
             protocol=self.settings.protocol,
             style=prompt.style,
             file=prompt.file,
+            prefill=self.shared.dialect.prefill,
             **self.apply_chat_template_kwargs,
         )
         if len(prompt_ids) > self.shared.prompt_length:
@@ -219,6 +220,7 @@ def _build_shared(config: Any, tokenizer: Any) -> _Shared:
             max_searches=settings.max_searches,
             notice_when_spent=settings.when_spent == "notice",
             max_observation_tokens=settings.max_observation_tokens,
+            max_turn_tokens=settings.max_turn_tokens,
         ),
         prompt_length=rollout.prompt_length,
     )

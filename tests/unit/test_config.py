@@ -52,7 +52,7 @@ def test_every_value_arrives() -> None:
         (
             {"max_search": 3},
             f"unknown key {CUSTOM}.max_search; allowed: mask_observations, max_observation_tokens, max_searches, "
-            "prompt, protocol, search, when_spent",
+            "max_turn_tokens, prompt, protocol, search, when_spent",
         ),
         ({"search": {**SEARCH, "time_out": 3}}, f"unknown key {CUSTOM}.search.time_out; allowed: api, backoff,"),
         ({"prompt": {"styl": "base"}}, f"unknown key {CUSTOM}.prompt.styl; allowed: file, style"),
@@ -69,7 +69,7 @@ def test_every_value_arrives() -> None:
         ({"search": {**SEARCH, "read_timeout": "9s"}}, f"{CUSTOM}.search.read_timeout='9s' is a str; a float"),
         ({"search": {**SEARCH, "read_timeout": True}}, f"{CUSTOM}.search.read_timeout=True is a bool"),
         ({"prompt": {"style": "chat"}}, f"{CUSTOM}.prompt.style='chat'; allowed: instruct, base, question"),
-        ({"search": SEARCH, "protocol": "other"}, "unknown protocol 'other'; allowed: research (key: protocol)"),
+        ({"search": SEARCH, "protocol": "other"}, "unknown protocol 'other'; allowed: r1_searcher, research, search_r1"),
         ({"search": SEARCH, "when_spent": "go"}, f"{CUSTOM}.when_spent='go'; allowed: stop, notice"),
         ({"search": SEARCH, "max_searches": -1}, f"{CUSTOM}.max_searches=-1; allowed: null or 0 and above"),
         ({"search": SEARCH, "max_observation_tokens": 31}, f"{CUSTOM}.max_observation_tokens=31; allowed: null or 32"),

@@ -14,7 +14,10 @@ from research_plugin.document import Document
 from research_plugin.errors import ConfigError
 from research_plugin.protocol import (
     DIALECTS,
+    R1_SEARCHER,
     RESEARCH,
+    SEARCH_R1,
+    Dialect,
     Segment,
     get_dialect,
     parse_query,
@@ -44,6 +47,42 @@ def by_author(text: str) -> list[tuple[str, str]]:
 )
 def test_format_observation_is_byte_for_byte_the_released_one(contents: list[str], expected: str) -> None:
     assert RESEARCH.format_observation([Document("1", text) for text in contents]) == expected
+
+
+PARIS = Document("7", '"Paris"\nParis is a city.\nIt is old.')
+TOKYO = Document("8", "Tokyo")
+
+
+def test_observations_of_the_other_dialects_byte_for_byte() -> None:
+    assert R1_SEARCHER.format_observation([PARIS, TOKYO]) == (
+        '\n\n<|begin_of_documents|>\n(1)"Paris"\nParis is a city.\nIt is old.\n(2)Tokyo\n<|end_of_documents|>\n\n'
+    )
+    assert R1_SEARCHER.format_observation([]) == "\n\n<|begin_of_documents|>\nNone\n<|end_of_documents|>\n\n"
+    assert SEARCH_R1.format_observation([PARIS, TOKYO]) == (
+        '\n\n<information>Doc 1(Title: "Paris") Paris is a city.\nIt is old.\nDoc 2(Title: Tokyo)</information>\n\n'
+    )
+
+
+def test_braces_in_a_document_are_text() -> None:
+    assert SEARCH_R1.format_observation([Document("1", "{title}\n{0} {contents}")]).count("{") == 3
+
+
+def test_document_layout_with_an_unknown_field_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\{body\}.*allowed fields: \{contents\}, \{title\}, \{text\}, \{number\}"):
+        dataclasses.replace(RESEARCH, document="{body}")
+
+
+def test_r1_searcher_cleans_its_queries() -> None:
+    text = '<think>so <|begin_of_query|> "Eiffel\n Tower"  height <|end_of_query|>'
+    assert parse_query(text, R1_SEARCHER) == "Eiffel Tower height"
+
+
+@pytest.mark.parametrize("dialect", [R1_SEARCHER, SEARCH_R1], ids=lambda dialect: dialect.name)
+def test_observation_is_found_again_in_the_text(dialect: Dialect) -> None:
+    turn = f"a {dialect.search_open} q {dialect.search_close}"
+    observation = dialect.format_observation([PARIS, TOKYO])
+    found = parse_response(f"{turn}{observation}b", dialect)
+    assert found == [Segment(turn, True), Segment(observation, False), Segment("b", True)]
 
 
 def test_wrap_puts_a_notice_between_the_tags() -> None:
@@ -265,7 +304,7 @@ def test_register_dialect_same_value_twice_and_other_value_under_the_name(monkey
 
 
 def test_get_dialect_unknown_names_the_allowed_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown protocol 'reserch'; allowed: research"):
+    with pytest.raises(ConfigError, match=r"unknown protocol 'reserch'; allowed: r1_searcher, research, search_r1"):
         get_dialect("reserch")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -584,3 +585,41 @@ async def test_loop_invariants(
 def _runs(ids: list[int], mask: list[int]) -> list[tuple[int, list[tuple[int, int]]]]:
     pairs = zip(ids, mask, strict=True)
     return [(digit, list(group)) for digit, group in itertools.groupby(pairs, key=lambda pair: pair[1])]
+
+
+ANSWERING = dataclasses.replace(SHORT, name="answering", answer_close="!", invalid_notice="~")
+
+
+async def test_answer_tag_ends_the_rollout_without_an_end_token() -> None:
+    episode, generator, _ = await play(["a[q]", "b!"], dialect=ANSWERING)
+    assert written(episode.rollout) == ["a[q](D;)b!", "1111000011"]
+    assert episode.rollout.stop_reason is StopReason.ANSWERED
+    assert len(generator.calls) == 2
+
+
+async def test_invalid_turn_draws_a_masked_notice_and_counts_against_the_budget() -> None:
+    episode, _, _ = await play(["a$", "b[q]", "c$", "d!"], dialect=ANSWERING, max_searches=3)
+    assert written(episode.rollout) == ["a$~b[q](D;)c$~d!", "1101111000011011"]
+    assert episode.rollout.stop_reason is StopReason.ANSWERED
+    assert (len(episode.searches), episode.refused) == (1, 2)
+
+    episode, _, _ = await play(["a$", "b$", "c!"], dialect=ANSWERING, max_searches=1)
+    assert written(episode.rollout) == ["a$~b$", "11011"]
+    assert episode.rollout.stop_reason is StopReason.MAX_SEARCHES
+
+
+async def test_turn_cut_by_its_own_limit() -> None:
+    """It ends the rollout, unless the dialect has a notice for turns that do nothing."""
+    episode, _, _ = await play(["abcdef", "g$"], max_turn_tokens=3)
+    assert written(episode.rollout) == ["abc", "111"]
+    assert episode.rollout.stop_reason is StopReason.MAX_LENGTH
+
+    episode, _, _ = await play(["abcdef", "g!"], dialect=ANSWERING, max_turn_tokens=3)
+    assert written(episode.rollout) == ["abc~g!", "111011"]
+    assert episode.rollout.stop_reason is StopReason.ANSWERED
+
+
+async def test_no_notice_where_no_token_fits_after_it() -> None:
+    episode, _, _ = await play(["a$"], dialect=ANSWERING, response_length=3)
+    assert written(episode.rollout) == ["a$", "11"]
+    assert episode.rollout.stop_reason is StopReason.MAX_LENGTH
