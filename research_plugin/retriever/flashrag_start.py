@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import importlib.util
 import io
@@ -56,10 +55,11 @@ def build_retriever(config: RetrieverConfig) -> Any:
     }
     with _undone(), tempfile.TemporaryDirectory(prefix="flashrag-") as folder:
         try:
-            make_config = importlib.import_module("flashrag.config").Config
-            get_retriever = importlib.import_module("flashrag.utils").get_retriever
+            from flashrag.config import Config
+            from flashrag.utils import get_retriever
+
             # Versions that do not know disable_save write their settings into save_dir.
-            retriever = get_retriever(make_config(config.flashrag_config, {**overrides, "save_dir": folder}))
+            retriever = get_retriever(Config(config.flashrag_config, {**overrides, "save_dir": folder}))
         except Exception as error:
             raise failure(f"build a retriever from {config.flashrag_config}", error) from error
     if hasattr(retriever, "index_dict"):
@@ -103,7 +103,7 @@ def _read(config: RetrieverConfig) -> dict[str, Any]:
     if settings.get("retrieval_method") not in ("bm25", "splade") and settings.get("instruction") is None:
         raise ConfigError(
             f"flashrag_config {path}: instruction is not set. FlashRAG would guess it from the model's path and"
-            ' the language of the query that comes first in a batch; write what the index was made for, such as'
+            " the language of the query that comes first in a batch; write what the index was made for, such as"
             ' "query: " for E5 or "" for none'
         )
     corpus = settings.get("corpus_path")
