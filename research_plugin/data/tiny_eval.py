@@ -1,20 +1,23 @@
 """Greedy or sampled rollouts of a tiny model in this process, to judge a warm start without a training stack.
 
-Turns, observations and scores are those of the research dialect; only generation is plain transformers.
+The turn loop and the scores are those of training; only generation is plain transformers.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from research_plugin.data.tiny_model import prompt_ids
-from research_plugin.data.tiny_tokenizer import TURN_END, encode_text
 from research_plugin.data.tiny_traces import Search
 from research_plugin.data.tiny_world import Question
-from research_plugin.protocol import RESEARCH, Segment, parse_query
+from research_plugin.document import Document
+from research_plugin.protocol import RESEARCH
 from research_plugin.rewards import compute_score
+from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
+from research_plugin.tokens import HFCodec, end_token_ids
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
@@ -34,14 +37,6 @@ class Scores:
     response_length: float
 
 
-@dataclass(slots=True)
-class _Rollout:
-    prompt: list[int]
-    response: list[int] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
-    stop_reason: str = ""
-
-
 def evaluate(
     model: Qwen2ForCausalLM,
     tokenizer: Qwen2Tokenizer,
@@ -54,14 +49,30 @@ def evaluate(
 ) -> Scores:
     """Answer every question, ``response_length`` tokens each (observations count), and average the scores.
 
-    ``on_done`` gets the number of rollouts that ended in a turn.
+    ``on_done`` is called with 1 whenever a rollout ended.
     """
-    rollouts = [_Rollout(prompt_ids(tokenizer, question.text)) for question in questions]
-    while active := [r for r in rollouts if not r.stop_reason]:
-        room = max(response_length - len(r.response) for r in active)
-        for rollout, new in zip(active, _generate(model, tokenizer, active, room, temperature), strict=True):
-            _take(rollout, new[: response_length - len(rollout.response)], tokenizer, search, response_length)
-        on_done(sum(bool(r.stop_reason) for r in active))
+    codec = HFCodec(tokenizer, end_token_ids(tokenizer, model.generation_config))
+    turns = _Turns(model, codec, temperature)
+
+    async def find(query: str) -> Sequence[Document]:
+        return search(query)
+
+    async def answer(question: Question) -> Episode:
+        episode = await run_search_loop(
+            prompt_ids(tokenizer, question.text),
+            generate=turns.generate,
+            search=find,
+            codec=codec,
+            dialect=RESEARCH,
+            limits=Limits(response_length),
+        )
+        on_done(1)
+        return episode
+
+    async def answer_all() -> list[Episode]:
+        return await asyncio.gather(*map(answer, questions))
+
+    rollouts = [episode.rollout for episode in asyncio.run(answer_all())]
     rows = [
         compute_score("tiny_world", "", q.golden_answers, {"segments": r.segments, "stop_reason": r.stop_reason})
         for r, q in zip(rollouts, questions, strict=True)
@@ -70,50 +81,50 @@ def evaluate(
     def mean(key: str) -> float:
         return sum(float(row[key]) for row in rows) / len(rows)
 
-    length = sum(len(r.response) for r in rollouts) / len(rollouts)
+    length = sum(len(r.response_ids) for r in rollouts) / len(rollouts)
     return Scores(mean("score"), mean("f1"), mean("em"), mean("format_ok"), mean("num_searches"), length)
 
 
-def _take(r: _Rollout, new: list[int], tokenizer: Qwen2Tokenizer, search: Search, response_length: int) -> None:
-    """Append a generated segment and, after a search, its observation; set the stop reason when the rollout ended."""
-    text = str(tokenizer.decode(new))
-    r.response += new
-    r.segments.append(Segment(text, True))
-    query = parse_query(text)
-    if text.endswith(TURN_END):
-        r.stop_reason = "answered"
-    elif query is not None:
-        observation = (
-            RESEARCH.format_observation(search(query)) if query else RESEARCH.wrap(RESEARCH.empty_query_notice)
-        )
-        r.segments.append(Segment(observation, False))
-        r.response = (r.response + encode_text(tokenizer, observation))[:response_length]
-    if not r.stop_reason and len(r.response) >= response_length:
-        r.stop_reason = "max_length"
+class _Turns:
+    """Generates the next turn of all rollouts that wait for one, together, ended by ``</search>`` or an end token."""
 
+    def __init__(self, model: Qwen2ForCausalLM, codec: HFCodec, temperature: float) -> None:
+        self.model: Any = model
+        self.pad = int(codec.tokenizer.pad_token_id)
+        self.stops = [int(codec.tokenizer.convert_tokens_to_ids("</search>")), *sorted(codec.end_ids)]
+        self.sampling: dict[str, Any] = {"do_sample": False}
+        if temperature > 0:
+            self.sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        self.waiting: list[tuple[list[int], int, asyncio.Future[list[int]]]] = []
 
-def _generate(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, rollouts: Sequence[_Rollout], room: int, temperature: float
-) -> list[list[int]]:
-    """The next segment of each rollout, ended by ``</search>`` or the end of the turn (kept) or by ``room``."""
-    import torch
+    async def generate(self, context: list[int], max_tokens: int) -> Generation:
+        """The loop's `Generate`; every rollout that asks before the event loop's next round is in the same batch."""
+        loop = asyncio.get_running_loop()
+        if not self.waiting:
+            loop.call_soon(self._run)
+        turn: asyncio.Future[list[int]] = loop.create_future()
+        self.waiting.append((context, max_tokens, turn))
+        return Generation(await turn)
 
-    stops = [int(i) for i in cast("list[int]", tokenizer.convert_tokens_to_ids(["</search>", TURN_END]))]
-    contexts = [r.prompt + r.response for r in rollouts]
-    width = max(map(len, contexts))
-    pad = int(cast("int", tokenizer.pad_token_id))
-    ids = torch.tensor([[pad] * (width - len(c)) + c for c in contexts])
-    mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts])
-    sampling: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    with torch.no_grad():
-        out: Any = cast("Any", model).generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=room, eos_token_id=stops, pad_token_id=pad, **sampling
-        )
-    return [_until(row, stops) for row in out[:, width:].tolist()]
+    def _run(self) -> None:
+        import torch
 
+        waiting, self.waiting = self.waiting, []
+        width = max(len(context) for context, _, _ in waiting)
+        ids = torch.tensor([[self.pad] * (width - len(context)) + context for context, _, _ in waiting])
+        mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context, _, _ in waiting])
+        with torch.no_grad():
+            out = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=max(room for _, room, _ in waiting),
+                eos_token_id=self.stops,
+                pad_token_id=self.pad,
+                **self.sampling,
+            )
+        for (_, room, turn), row in zip(waiting, out[:, width:].tolist(), strict=True):
+            turn.set_result(self._until_stop(row[:room]))
 
-def _until(ids: list[int], stops: Sequence[int]) -> list[int]:
-    ends = [at for at, token in enumerate(ids) if token in stops]
-    return ids[: ends[0] + 1] if ends else ids
+    def _until_stop(self, ids: list[int]) -> list[int]:
+        ends = [at for at, token in enumerate(ids) if token in self.stops]
+        return ids[: ends[0] + 1] if ends else ids

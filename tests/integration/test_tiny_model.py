@@ -191,6 +191,25 @@ def test_shipped_model_has_the_promised_headroom(shipped: TinyFiles) -> None:
     assert 1.2 <= scores["num_searches"] <= 1.7
 
 
+def test_shipped_model_scores_what_its_record_says(shipped: TinyFiles, tokenizer) -> None:
+    from research_plugin.data.build_tiny import validation_questions
+    from research_plugin.data.tiny_eval import evaluate
+    from research_plugin.data.tiny_traces import bm25_search
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(shipped.model)
+    world, done = make_world(0), []
+    questions, search = validation_questions(world), bm25_search(world.corpus)
+    scores = evaluate(model, tokenizer, questions, search, on_done=done.append)
+    recorded = json.loads((shipped.root / "build.json").read_text())["held_out_greedy"]
+    assert sum(done) == 128
+    assert scores.reward == pytest.approx(recorded["reward"], abs=0.03)
+    assert scores.num_searches == pytest.approx(recorded["num_searches"], abs=0.05)
+    assert scores.response_length == pytest.approx(recorded["response_length"], rel=0.05)
+    short = evaluate(model, tokenizer, questions[:4], search, response_length=30)
+    assert short.response_length <= 30
+    assert short.format_ok == 0.0
+
+
 def test_tiny_dir_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("research_plugin.data.tiny_files.__file__", str(tmp_path / "tiny_files.py"))
     with pytest.raises(DataError, match=r"corpus\.jsonl.*build_tiny"):
