@@ -389,7 +389,7 @@ def test_pred_is_cut_to_1000_characters_but_compared_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"method": "reserch"}, r"unknown reward method 'reserch'; allowed: \['research'"),
+        ({"method": "reserch"}, r"unknown reward method 'reserch'; allowed: \['r1_searcher_stage1'"),
         ({"rules": "papers"}, r"unknown rules 'papers'.*\['paper', 'released'\]"),
         ({"serch_cost": 1.0}, r"\['serch_cost'\]; allowed: .*search_cost"),
         ({"search_cost": -0.1}, "search_cost is -0.1"),
