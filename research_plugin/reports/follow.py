@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -33,7 +33,8 @@ MILESTONES = (
 SHOWN = (
     ("critic/score/mean", "reward"),
     ("num_turns/mean", "turns"),
-    ("response_length/mean", "tokens"),
+    ("rollout/generated_tokens/mean", "own tokens"),
+    ("rollout/retrieved_tokens/mean", "retrieved"),
     ("actor/grad_norm", "grad norm"),
     ("training/rollout_probs_diff_max", "rollout-actor difference"),
     ("timing_s/step", "seconds"),
@@ -50,7 +51,7 @@ def step_line(line: str) -> str | None:
     return f"step {match.group(1)}: " + ", ".join(shown)
 
 
-def follow(lines: Iterable[str], log: TextIO, out: TextIO) -> bool:
+def follow(lines: Iterator[str], log: TextIO, out: TextIO) -> bool:
     """Copy ``lines`` to ``log`` and show progress on ``out``; return whether the run reached its summary."""
     started = time.monotonic()
     waiting = list(MILESTONES)
@@ -84,7 +85,7 @@ def follow(lines: Iterable[str], log: TextIO, out: TextIO) -> bool:
     return finished
 
 
-def _drain(lines: Iterable[str], log: TextIO) -> bool:
+def _drain(lines: Iterator[str], log: TextIO) -> bool:
     log.writelines(lines)
     return True
 
