@@ -163,7 +163,7 @@ def report(soak: Soak, minutes: float) -> dict[str, Any]:
         "wrong_answers": soak.faults,
         "memory_mb": {"first": soak.memory_mb[0][1], "settled": start[1], "end": end[1]},
         "growth_mb": end[1] - start[1],
-        "growth_mb_per_hour": 3600 * (end[1] - start[1]) / max(1.0, end[0] - start[0]),
+        "memory_mb_over_time": [(round(second), round(memory, 1)) for second, memory in soak.memory_mb],
     }
 
 

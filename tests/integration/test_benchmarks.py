@@ -140,3 +140,11 @@ def test_mask_ablation_from_numbers(tmp_path: Path) -> None:
     lines = [element.attrib["points"] for element in ElementTree.parse(plot).iter() if "points" in element.attrib]
     assert len(lines) == 4
     assert lines[2] == "420.0,250.0 720.0,40.0"
+
+
+def test_retriever_soak(tmp_path: Path) -> None:
+    printed, numbers = run("retriever_soak.py", tmp_path, "--minutes", "0.05")
+    assert numbers["wrong_answers"] == []
+    assert numbers["answers"]["good 200"] > 0
+    assert numbers["memory_mb"]["end"] > 0
+    assert "at the end" in printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,14 @@ async def batching(engine: Any, **settings: int) -> AsyncIterator[Batcher]:
     await batcher.close(5)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("not within 5 s")
+
+
 class Held:
     """Searches that queue up while the engine is held at a first query; `finish` lets it go and returns the results."""
 
@@ -37,8 +45,8 @@ class Held:
         self.tasks.append(asyncio.create_task(self.batcher.search(list(queries), topk)))
         batches = len(self.engine.batches)
         await asyncio.sleep(0)
-        while len(self.tasks) == 1 and len(self.engine.batches) == batches:
-            await asyncio.sleep(0.001)
+        if len(self.tasks) == 1:
+            await until(lambda: len(self.engine.batches) > batches)
         return self.tasks[-1]
 
     async def finish(self) -> list[list[list[Document]] | BaseException]:
@@ -152,6 +160,31 @@ async def test_failing_query_fails_alone_in_few_calls(caplog: pytest.LogCaptureF
     # One call with all 64, then two for each halving.
     assert len(waiting.engine.batches) == 1 + 1 + 2 * 6
     assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("secret detail",)]  # type: ignore[index, union-attr]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_tried_again_after_a_failure() -> None:
+    class Stepwise(StubEngine):
+        steps = threading.Semaphore(0)
+
+        def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
+            self.batches.append(queries)
+            assert self.steps.acquire(timeout=10)
+            raise RuntimeError("not this one")
+
+    engine = Stepwise()
+    async with batching(engine) as batcher:
+        first = asyncio.create_task(batcher.search(["first"], 1))
+        await until(lambda: engine.batches == [["first"]])
+        tasks = [asyncio.create_task(batcher.search([query], 1)) for query in ("a", "b", "c", "d")]
+        await asyncio.sleep(0)
+        engine.steps.release()
+        await until(lambda: len(engine.batches) == 2)
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.sleep(0)
+        engine.steps.release(10)
+        await asyncio.wait([first, *tasks])
+    assert engine.batches == [["first"], ["a", "b", "c", "d"], ["a"]]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from serving import DOCUMENTS, StubEngine, call, http_client, running, serving
 
 from research_plugin.document import Document
 from research_plugin.errors import DataError
+from research_plugin.retriever.asgi import Patience
 from research_plugin.retriever.engine import SILENT, Stages
 from research_plugin.retriever.settings import ServerSettings
 
@@ -355,6 +356,21 @@ async def test_server_client_that_leaves_within_its_body() -> None:
     async with running(StubEngine) as app:
         assert (await call(app, "POST", "/search", receive=receive))[0] == 0
         assert (await call(app, "POST", "/search", b'{"query": "q"}'))[0] == 200
+
+
+async def test_a_request_is_given_up_once() -> None:
+    async def wait() -> str | None:
+        patience = Patience(60)
+        patience.give_up("draining")
+        patience.give_up("deadline")
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(1)
+        patience.close()
+        patience.give_up("disconnected")
+        await asyncio.sleep(0)
+        return patience.reason
+
+    assert await asyncio.create_task(wait()) == "draining"
 
 
 async def test_server_drains() -> None:
