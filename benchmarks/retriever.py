@@ -135,9 +135,9 @@ def measure_limits(folder: Path) -> dict[str, dict[str, float]]:
 
 def limits_here(folder: Path) -> dict[str, dict[str, float]]:
     import numpy as np
-    from research_plugin.retriever.faiss_index import FaissIndex
 
     from research_plugin.retriever.encoder import Encoder
+    from research_plugin.retriever.faiss_index import FaissIndex
     from research_plugin.retriever.recipe import load_config
 
     queries = (folder / "queries.txt").read_text(encoding="utf-8").splitlines()[-20_000:]
