@@ -6,6 +6,7 @@ of them and the retriever probe.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -89,14 +90,30 @@ def _size_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if batch % mini:
         yield f"data.train_batch_size={batch} is no multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
     gpus = trainer["nnodes"] * trainer["n_gpus_per_node"]
-    if (mini * n) % gpus and str(actor.get("strategy", "")).startswith("fsdp"):
+    split, keys = _model_split(actor)
+    if gpus % split:
+        yield f"{keys} = {split} does not divide {gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node)"
+    elif (mini * n) % (gpus // split):
+        shared = f", {split} to a copy of the model ({keys})" if split > 1 else ""
         yield (
             f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} x actor_rollout_ref.rollout.n={n} = {mini * n} "
-            f"rollouts do not divide over {gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node)"
+            f"rollouts do not divide over {gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node){shared}"
         )
     tensor_parallel = rollout["tensor_model_parallel_size"]
     if gpus % tensor_parallel:
         yield f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel} does not divide {gpus} GPUs"
+
+
+def _model_split(actor: Mapping[str, Any]) -> tuple[int, str]:
+    """Return over how many GPUs the trainer spreads one rollout, and the keys that say so."""
+    if actor.get("strategy") != "megatron":
+        return actor.get(
+            "ulysses_sequence_parallel_size"
+        ) or 1, "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    megatron = actor.get("megatron", {})
+    sizes = [megatron.get(name) or 1 for name in names]
+    return math.prod(sizes), f"actor_rollout_ref.actor.megatron.{' x '.join(names)}"
 
 
 def _gpu_problems(config: Mapping[str, Any], visible_gpus: int | None) -> Iterator[str]:
@@ -123,6 +140,10 @@ def _agent_settings(config: Mapping[str, Any]) -> tuple[AgentConfig | None, list
             text = f"{CUSTOM_KEY}{'.' if text.startswith('search.') else ': '}{text}"
         return None, [text]
     problems = list(_search_problems(settings.search, config["trainer"]["nnodes"]))
+    if settings.max_searches_schedule and not config["trainer"].get("use_v1", True):
+        problems.append(
+            f"{CUSTOM_KEY}.max_searches_schedule needs trainer.use_v1=true: only that trainer says the step"
+        )
     return (None if problems else settings), problems
 
 

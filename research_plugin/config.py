@@ -47,6 +47,8 @@ class AgentConfig:
     max_searches: int | None = None
     """Searches allowed in one rollout, empty and invalid turns included; None: as many as the response length holds
     (ReSearch)."""
+    max_searches_schedule: list[list[int]] = field(default_factory=list)
+    """Instead of `max_searches`: pairs of a training step and the limit from that step on; the first step is 0."""
     when_spent: str = "stop"
     """After the last allowed search: ``stop`` the rollout, or insert a ``notice`` and go on."""
     max_observation_tokens: int | None = None
@@ -64,6 +66,7 @@ class AgentConfig:
             raise ConfigError(f"{CUSTOM_KEY}.when_spent={self.when_spent!r}; allowed: stop, notice")
         if self.max_searches is not None and self.max_searches < 0:
             raise ConfigError(f"{CUSTOM_KEY}.max_searches={self.max_searches}; allowed: null or 0 and above")
+        self._check_schedule()
         if self.max_observation_tokens is not None and self.max_observation_tokens < 32:
             raise ConfigError(
                 f"{CUSTOM_KEY}.max_observation_tokens={self.max_observation_tokens}; allowed: null or 32 and above, "
@@ -71,6 +74,24 @@ class AgentConfig:
             )
         if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
             raise ConfigError(f"{CUSTOM_KEY}.max_turn_tokens={self.max_turn_tokens}; allowed: null or 1 and above")
+
+    def _check_schedule(self) -> None:
+        schedule, key = self.max_searches_schedule, f"{CUSTOM_KEY}.max_searches_schedule"
+        if not schedule:
+            return
+        if self.max_searches is not None:
+            raise ConfigError(f"{key} and {CUSTOM_KEY}.max_searches={self.max_searches} are both set; set one of them")
+        steps = [pair[0] for pair in schedule if len(pair) == 2 and pair[1] >= 0]
+        if len(steps) < len(schedule) or steps[0] != 0 or steps != sorted(set(steps)):
+            raise ConfigError(
+                f"{key}={schedule}; allowed: pairs [step, limit] with rising steps from 0 and limits of 0 and above, "
+                "such as [[0, 1], [50, 2]]"
+            )
+
+    def search_limit(self, step: int) -> int | None:
+        """Return how many searches a rollout of training step ``step`` may make; None: no limit."""
+        limits = [limit for start, limit in self.max_searches_schedule if start <= step]
+        return limits[-1] if limits else self.max_searches
 
 
 def build_config(cls: type[T], values: Mapping[str, Any] | None, where: str = CUSTOM_KEY) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -83,7 +83,7 @@ class SearchAgentLoop(AgentLoopBase):
             search=search,
             codec=self.codec,
             dialect=self.shared.dialect,
-            limits=self.shared.limits,
+            limits=self._limits(kwargs),
         )
 
         # 3. what veRL gets
@@ -97,6 +97,12 @@ class SearchAgentLoop(AgentLoopBase):
             logger.warning("left out: no room for a single token after a prompt of %d tokens", len(prompt_ids))
             return await self._leave_out("no_room", kwargs)
         return self._output(episode, engine, kwargs)
+
+    def _limits(self, row: dict[str, Any]) -> Limits:
+        """Return the limits of the training step that ``row`` was drawn in (agent_loop_tq.py, _run_prompt)."""
+        if not self.settings.max_searches_schedule:
+            return self.shared.limits
+        return replace(self.shared.limits, max_searches=self.settings.search_limit(int(row["global_steps"])))
 
     async def _leave_out(self, reason: str, row: dict[str, Any]) -> list[AgentLoopOutput]:
         """Have the trainer count the rollout (one of `metrics.LEFT_OUT`); return what veRL takes for no output."""

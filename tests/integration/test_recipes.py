@@ -16,7 +16,7 @@ import pytest
 import yaml
 from composing import CUSTOM, RECIPE_NAMES, RECIPES, compose_config
 
-from research_plugin.checks import config_problems
+from research_plugin.checks import check_config
 from research_plugin.config import AgentConfig, build_config
 
 pytestmark = pytest.mark.verl
@@ -25,70 +25,29 @@ pytest.importorskip("verl")
 MEGATRON = "recipe/engine@_global_=megatron"
 URL = "http://10.1.2.3:8000"
 
-# A recipe that brings its own engine for a machine without GPUs has no Megatron form.
-ON_GPUS = [name for name in RECIPE_NAMES if "engine@_global_: fsdp" in (RECIPES / f"{name}.yaml").read_text()]
+ON_GPUS = [name for name in RECIPE_NAMES if name != "research_tiny"]
+# Recipes without a Megatron form of their own name take the engine from the command line.
 VARIANTS = [
     *(pytest.param(name, (), id=name) for name in RECIPE_NAMES),
-    *(pytest.param(name, (MEGATRON,), id=f"{name}-megatron") for name in ON_GPUS),
+    *(pytest.param(name, (MEGATRON,), id=f"{name}-megatron") for name in ON_GPUS if not name.startswith("research")),
 ]
 
-# Judged by test_recipe_converts_to_verls_dataclasses, by AgentConfig and by compute_score's own signature.
-CONVERTED = ("actor_rollout_ref.", "algorithm.", "reward.custom_reward_function.reward_kwargs.")
-
-# arXiv 2503.19470, section 3.1 and the authors' training script (8 x 8 GPUs).
-PAPER = {
-    "algorithm.adv_estimator": "grpo",
-    "algorithm.norm_adv_by_std_in_grpo": True,
-    "algorithm.use_kl_in_reward": False,
-    "data.train_batch_size": 256,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 8192,
-    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B-Instruct",
-    "actor_rollout_ref.model.use_remove_padding": True,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
-    "actor_rollout_ref.actor.ppo_epochs": 1,
-    "actor_rollout_ref.actor.use_dynamic_bsz": True,
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 17408,
-    "actor_rollout_ref.actor.clip_ratio": 0.2,
-    "actor_rollout_ref.actor.clip_ratio_low": 0.2,
-    "actor_rollout_ref.actor.clip_ratio_high": 0.2,
-    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
-    "actor_rollout_ref.actor.entropy_coeff": 0,
-    "actor_rollout_ref.actor.use_kl_loss": True,
-    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
-    "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
-    "actor_rollout_ref.actor.optim.lr": 1e-6,
-    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": -1,
-    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.0,
-    "actor_rollout_ref.actor.optim.clip_grad": 1.0,
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 34816,
-    "actor_rollout_ref.rollout.name": "vllm",
-    "actor_rollout_ref.rollout.n": 5,
-    "actor_rollout_ref.rollout.temperature": 1.0,
-    "actor_rollout_ref.rollout.top_p": 1.0,
-    "actor_rollout_ref.rollout.top_k": -1,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
-    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
-    "actor_rollout_ref.rollout.max_model_len": 8704,
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 34816,
-    "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
-    "actor_rollout_ref.rollout.val_kwargs.n": 1,
-    "actor_rollout_ref.rollout.custom.protocol": "research",
-    "actor_rollout_ref.rollout.custom.prompt.style": "instruct",
-    "actor_rollout_ref.rollout.custom.max_searches": None,
-    "actor_rollout_ref.rollout.custom.mask_observations": True,
-    "actor_rollout_ref.rollout.custom.search.topk": 5,
-    "actor_rollout_ref.rollout.custom.search.api": "batch_search",
-    "reward.custom_reward_function.reward_kwargs.rules": "paper",
-    "trainer.nnodes": 8,
-    "trainer.n_gpus_per_node": 8,
-    "trainer.total_epochs": 2,
-    "trainer.save_freq": 10,
-    "trainer.test_freq": 10,
-    "trainer.val_before_train": True,
+# A response, and what each method gives for it when the golden answer is "Turing".
+SCORES = {
+    "research": ("<think> a </think> <answer> \\boxed{Alan Turing} </answer>", 2 / 3),
+    "r1_searcher_stage1": (" a </think> <answer> Alan Turing </answer>", 0.5),
+    "r1_searcher_stage2": (" a </think> <answer> Alan Turing </answer>", 2 / 3),
+    "search_r1": ("<think> a </think> <answer> Turing </answer>", 1.0),
 }
+
+# Judged by test_recipe_converts_to_verls_dataclasses, by AgentConfig, and by what takes the keyword arguments:
+# compute_score and our replay buffer (verl_ext/step_metrics.py).
+CONVERTED = (
+    "actor_rollout_ref.",
+    "algorithm.",
+    "reward.custom_reward_function.reward_kwargs.",
+    "trainer.v1.sampler.sampler_kwargs.",
+)
 
 
 def compose_recipe(name: str, *overrides: str) -> Any:
@@ -127,8 +86,10 @@ def test_recipe_file_starts_with_the_package_line(path: Path) -> None:
 def test_recipe_header_says_what_it_needs_and_how_to_run_and_check(name: str) -> None:
     lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
     header = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    for word in ("# Needs:", "# Run:", "# Check:"):
+    words = ("# Needs:", "# Run:", "# Check:", "# Healthy:", *(("# Paper:", "# Differs:") if name in ON_GPUS else ()))
+    for word in words:
         assert [line for line in header if line.startswith(word)], word
+    assert max(map(len, lines)) <= 120
     assert f"python -m verl.trainer.main_ppo +recipe={name}" in "\n".join(header)
 
 
@@ -137,13 +98,12 @@ def test_recipe_adds_no_key_that_verl_does_not_read(name: str, overrides: tuple[
     import ray
     from omegaconf import OmegaConf
 
-    stock = compose_config(*("model_engine=megatron" for override in overrides if override == MEGATRON))
     config = compose_recipe(name, *overrides)
+    stock = compose_config(*(["model_engine=megatron"] if config.model_engine == "megatron" else []))
     added = leaves(OmegaConf.to_container(config)) - leaves(OmegaConf.to_container(stock))
     rest = {key for key in added if not key.startswith(CONVERTED)}
     accepted = {f"ray_kwargs.ray_init.{parameter}" for parameter in inspect.signature(ray.init).parameters}
     assert rest - accepted == set()
-    assert config.algorithm.adv_estimator == "grpo"
 
 
 @pytest.mark.parametrize(("name", "overrides"), VARIANTS)
@@ -152,9 +112,11 @@ def test_recipe_passes_verls_validation(name: str, overrides: tuple[str, ...], t
     from verl.utils.config import validate_config
 
     config = filled(compose_recipe(name, *overrides), tmp_path)
-    assert need_reference_policy(config) == (name != "research_tiny")  # the tiny recipe has no KL term
+    has_kl = config.actor_rollout_ref.actor.use_kl_loss
+    assert has_kl == (name.startswith(("research_7b", "research_32b", "search_r1")))
+    assert need_reference_policy(config) == has_kl
     assert not need_critic(config)
-    validate_config(config, use_reference_policy=True, use_critic=False)
+    validate_config(config, use_reference_policy=has_kl, use_critic=False)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     # veRL asserts this in the worker only (workers/engine_workers.py, init_model).
     assert actor.use_dynamic_bsz == rollout.log_prob_use_dynamic_bsz
@@ -167,7 +129,7 @@ def test_recipe_converts_to_verls_dataclasses(name: str, overrides: tuple[str, .
 
     config = filled(compose_recipe(name, *overrides), tmp_path)
     part = config.actor_rollout_ref
-    kind = McoreActorConfig if MEGATRON in overrides else FSDPActorConfig
+    kind = McoreActorConfig if part.actor.strategy == "megatron" else FSDPActorConfig
     actor = omega_conf_to_dataclass(part.actor)
     assert isinstance(actor, kind)
     assert isinstance(omega_conf_to_dataclass(ref_as_actor(part)), kind)
@@ -176,7 +138,7 @@ def test_recipe_converts_to_verls_dataclasses(name: str, overrides: tuple[str, .
     assert rollout.custom["search"]["url"] == URL
     assert rollout.agent.default_agent_loop == "research_search"
     assert omega_conf_to_dataclass(part.model).hf_config.model_type == "qwen2"
-    assert omega_conf_to_dataclass(config.algorithm).adv_estimator == "grpo"
+    assert omega_conf_to_dataclass(config.algorithm).adv_estimator == config.algorithm.adv_estimator
 
 
 def ref_as_actor(part: Any) -> Any:
@@ -197,7 +159,22 @@ def test_recipe_passes_its_own_preflight_checks(name: str, overrides: tuple[str,
     from omegaconf import OmegaConf
 
     config = filled(compose_recipe(name, *overrides), tmp_path)
-    assert config_problems(OmegaConf.to_container(config, resolve=True)) == []
+    assert check_config(OmegaConf.to_container(config, resolve=True))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [*((name, None) for name in ON_GPUS), *((name, 1) for name in ON_GPUS if "_32b" not in name)]
+)
+def test_recipe_fits_its_cluster(name: str, nodes: int | None) -> None:
+    """Sizes divide and lengths fit on the recipe's own nodes, and a 7B model's on one of 8 GPUs, too."""
+    from omegaconf import OmegaConf
+
+    config = compose_recipe(name, f"{CUSTOM}.search.url={URL}")
+    config.trainer.nnodes = nodes or config.trainer.nnodes
+    _, problems = check_config(OmegaConf.to_container(config, resolve=True))
+    missing = [problem for problem in problems if "does not exist" in problem or "is no folder" in problem]
+    assert problems == missing
+    assert len(missing) == 2 + (name == "r1_searcher_stage2_7b")  # data files; stage 1's checkpoint
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
@@ -216,10 +193,11 @@ def test_recipe_names_an_agent_loop_that_imports(name: str) -> None:
 def test_recipe_reward_loads_and_scores(name: str) -> None:
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    score = get_custom_reward_fn(compose_recipe(name))
+    config = compose_recipe(name)
+    score = get_custom_reward_fn(config)
     assert score is not None
-    text = "<think> a </think> <answer> \\boxed{Alan Turing} </answer>"
-    assert score(data_source="any", solution_str=text, ground_truth=["Turing"])["score"] == pytest.approx(2 / 3)
+    text, expected = SCORES[config.reward.custom_reward_function.reward_kwargs.method]
+    assert score(data_source="any", solution_str=text, ground_truth=["Turing"])["score"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
@@ -242,20 +220,12 @@ def test_recipe_brings_the_preflight(name: str) -> None:
     assert get_class(callbacks.research_plugin._target_) is Preflight
 
 
-@pytest.mark.parametrize("overrides", [(), (MEGATRON,)], ids=["fsdp", "megatron"])
-def test_research_7b_has_the_papers_values(overrides: tuple[str, ...]) -> None:
-    from omegaconf import OmegaConf
-
-    config = compose_recipe("research_7b", *overrides)
-    assert {key: OmegaConf.select(config, key) for key in PAPER} == PAPER
-
-
 @pytest.mark.parametrize(("overrides", "strategy"), [((), "fsdp"), ((MEGATRON,), "megatron")], ids=["fsdp", "megatron"])
 def test_engine_switches_actor_and_reference(overrides: tuple[str, ...], strategy: str) -> None:
     part = compose_recipe("research_7b", *overrides).actor_rollout_ref
     assert (part.actor.strategy, part.ref.strategy) == (strategy, strategy)
     engine = "megatron" if overrides else "fsdp_config"
-    assert (part.actor[engine].param_offload, part.ref[engine].param_offload) == (False, True)
+    assert (part.actor[engine].param_offload, part.ref[engine].param_offload) == (strategy == "megatron", True)
 
 
 def test_command_line_beats_the_recipe() -> None:
@@ -289,14 +259,21 @@ def test_mistyped_recipe_fails_with_the_options() -> None:
         assert name in str(caught.value)
 
 
-def test_copied_recipe_composes_under_a_new_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_copied_recipe_composes_under_a_new_name(name: str, tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
     (tmp_path / "recipe").mkdir()
-    text = (RECIPES / "research_7b.yaml").read_text().replace("n: 5\n", "n: 8\n", 1)
+    text = (RECIPES / f"{name}.yaml").read_text() + "  total_epochs: 77\n"  # every recipe ends with its trainer node
+    lines = text.splitlines(keepends=True)
+    text = "".join(line for line in lines[:-1] if not line.startswith("  total_epochs:")) + lines[-1]
     (tmp_path / "recipe" / "mine.yaml").write_text(text)
     config = compose_recipe("mine", f"hydra.searchpath=[file://{tmp_path}]")
-    assert config.actor_rollout_ref.rollout.n == 8
-    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "research_search"
-    assert config.actor_rollout_ref.actor.fsdp_config.param_offload is False
+    assert config.trainer.total_epochs == 77
+    config.trainer.total_epochs = (original := compose_recipe(name)).trainer.total_epochs
+    for each in (config, original):
+        each.trainer.default_local_dir = "the tiny recipe's holds the time"
+    assert OmegaConf.to_container(config) == OmegaConf.to_container(original)
 
 
 INHERITED = """# @package _global_

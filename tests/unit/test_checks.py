@@ -112,14 +112,36 @@ def test_one_fault_brings_one_sentence(good: dict[str, Any], key: str, value: An
         ("actor_rollout_ref.model.path", "hdfs://cluster/model"),
         ("actor_rollout_ref.rollout.max_model_len", None),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", None),
-        ("actor_rollout_ref.actor.strategy", "megatron"),
     ],
 )
 def test_values_that_cannot_or_need_not_be_checked_pass(good: dict[str, Any], key: str, value: Any) -> None:
-    config = changed(good, key, value)
-    if value == "megatron":
-        config["trainer"]["n_gpus_per_node"] = 3
-    assert config_problems(config) == []
+    assert config_problems(changed(good, key, value)) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "megatron", "expected"),
+    [
+        (8, {"tensor_model_parallel_size": 2}, ""),
+        (12, {"tensor_model_parallel_size": 3}, ""),
+        (12, {"tensor_model_parallel_size": 2}, "= 32 rollouts do not divide over 12 GPUs (trainer.nnodes x "),
+        (12, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 4}, "= 8 does not divide 12 GPUs"),
+        (4, {"tensor_model_parallel_size": 2, "context_parallel_size": 4}, "= 8 does not divide 4 GPUs"),
+    ],
+)
+def test_megatron_counts_copies_of_the_model(
+    good: dict[str, Any], gpus: int, megatron: dict[str, int], expected: str
+) -> None:
+    config = changed(changed(good, "actor_rollout_ref.actor.strategy", "megatron"), "trainer.n_gpus_per_node", gpus)
+    problems = config_problems(changed(config, "actor_rollout_ref.actor.megatron", megatron))
+    assert len(problems) == bool(expected)
+    assert all(expected in problem and "actor.megatron.tensor_model_parallel_size" in problem for problem in problems)
+
+
+def test_sequence_parallel_ranks_share_a_rollout(good: dict[str, Any]) -> None:
+    # 32 rollouts over 12 GPUs: two or three to a sequence make 6 or 4 shares.
+    config = changed(good, "trainer.n_gpus_per_node", 12)
+    sizes = {size: changed(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size", size) for size in (2, 3)}
+    assert [len(config_problems(sizes[size])) for size in (2, 3)] == [1, 0]
 
 
 def test_token_limits_count_only_with_dynamic_batches(good: dict[str, Any]) -> None:
@@ -184,3 +206,10 @@ def test_all_problems_come_at_once(good: dict[str, Any]) -> None:
     config = changed(changed(good, "data.train_files", None), "data.train_batch_size", 7)
     config = changed(changed(config, "actor_rollout_ref.model.path", "/gone"), CUSTOM, {})
     assert len(config_problems(config, visible_gpus=0)) == 5
+
+
+def test_schedule_needs_the_trainer_that_tells_the_step(good: dict[str, Any]) -> None:
+    config = changed(good, f"{CUSTOM}.max_searches_schedule", [[0, 1], [10, 2]])
+    assert config_problems(config) == []
+    (problem,) = config_problems(changed(config, "trainer.use_v1", False))
+    assert f"{CUSTOM}.max_searches_schedule needs trainer.use_v1=true" in problem

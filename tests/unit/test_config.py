@@ -52,7 +52,7 @@ def test_every_value_arrives() -> None:
         (
             {"max_search": 3},
             f"unknown key {CUSTOM}.max_search; allowed: mask_observations, max_observation_tokens, max_searches, "
-            "max_turn_tokens, prompt, protocol, search, when_spent",
+            "max_searches_schedule, max_turn_tokens, prompt, protocol, search, when_spent",
         ),
         ({"search": {**SEARCH, "time_out": 3}}, f"unknown key {CUSTOM}.search.time_out; allowed: api, backoff,"),
         ({"prompt": {"styl": "base"}}, f"unknown key {CUSTOM}.prompt.styl; allowed: file, style"),
@@ -69,7 +69,10 @@ def test_every_value_arrives() -> None:
         ({"search": {**SEARCH, "read_timeout": "9s"}}, f"{CUSTOM}.search.read_timeout='9s' is a str; a float"),
         ({"search": {**SEARCH, "read_timeout": True}}, f"{CUSTOM}.search.read_timeout=True is a bool"),
         ({"prompt": {"style": "chat"}}, f"{CUSTOM}.prompt.style='chat'; allowed: instruct, base, question"),
-        ({"search": SEARCH, "protocol": "other"}, "unknown protocol 'other'; allowed: r1_searcher, research, search_r1"),
+        (
+            {"search": SEARCH, "protocol": "other"},
+            "unknown protocol 'other'; allowed: r1_searcher, research, search_r1",
+        ),
         ({"search": SEARCH, "when_spent": "go"}, f"{CUSTOM}.when_spent='go'; allowed: stop, notice"),
         ({"search": SEARCH, "max_searches": -1}, f"{CUSTOM}.max_searches=-1; allowed: null or 0 and above"),
         ({"search": SEARCH, "max_observation_tokens": 31}, f"{CUSTOM}.max_observation_tokens=31; allowed: null or 32"),
@@ -101,3 +104,36 @@ def test_two_configs_share_no_nested_value() -> None:
     first.search.urls.append("http://b:1")
     first.prompt.style = "base"
     assert (second.search.urls, second.prompt.style) == (["http://a:1"], "instruct")
+
+
+SCHEDULE = [[0, 1], [50, 2], [100, 4]]
+
+
+def test_schedule_raises_the_search_limit_at_its_steps() -> None:
+    settings = build_config(AgentConfig, {"max_searches_schedule": SCHEDULE, "search": SEARCH})
+    assert [settings.search_limit(step) for step in (0, 1, 49, 50, 99, 100, 10_000)] == [1, 1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_without_a_schedule_the_limit_is_the_same_at_every_step(limit: int | None) -> None:
+    settings = build_config(AgentConfig, {"max_searches": limit, "search": SEARCH})
+    assert {settings.search_limit(step) for step in (0, 1, 500)} == {limit}
+
+
+@pytest.mark.parametrize(
+    "schedule", [[[1, 1]], [[0, 1], [0, 2]], [[0, 1], [50, 2], [20, 3]], [[0, -1]], [[0]], [[0, 1, 2]], [[]]]
+)
+def test_schedule_that_leaves_a_step_open_is_refused(schedule: list[list[int]]) -> None:
+    with pytest.raises(ConfigError, match="rising steps from 0"):
+        build_config(AgentConfig, {"max_searches_schedule": schedule, "search": SEARCH})
+
+
+@pytest.mark.parametrize("schedule", [[0, 1], [[0, 1.5]], [["0", 1]], {"0": 1}])
+def test_schedule_of_another_type_is_refused(schedule: object) -> None:
+    with pytest.raises(ConfigError, match="max_searches_schedule"):
+        build_config(AgentConfig, {"max_searches_schedule": schedule, "search": SEARCH})
+
+
+def test_schedule_beside_a_fixed_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_searches=2 are both set"):
+        build_config(AgentConfig, {"max_searches_schedule": SCHEDULE, "max_searches": 2, "search": SEARCH})
