@@ -178,13 +178,22 @@ def _deployed(config: RetrieverConfig, token: str | None) -> Iterator[list[str]]
         _wait_until_served(urls[0])
         yield urls
     except (RayServeException, RuntimeError) as error:
-        raise ConfigError(f"--ray: the application was not deployed: {error}") from error
+        raise ConfigError(f"--ray: the application was not deployed: {_reason(error)}") from error
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing but Ctrl-C and SIGKILL cuts the drain short
         if before.proxies or set(serve.status().applications) - {_NAME}:
             serve.delete(_NAME)
         else:
             serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _reason(error: Exception) -> str:
+    """Why the replicas failed: the last line of the traceback that Ray Serve keeps. Without one, the error itself."""
+    from ray import serve
+
+    application = serve.status().applications.get(_NAME)
+    messages = [deployment.message for deployment in application.deployments.values()] if application else []
+    return next((message.strip().splitlines()[-1] for message in messages if message.strip()), str(error))
 
 
 def _urls(server: ServerSettings) -> list[str]:
