@@ -90,8 +90,6 @@ class BM25:
 class Config:
     """Chooses GPUs, sets seeds and writes a folder while it is made."""
 
-    knows_disable_save = True
-
     def __init__(self, config_file_path: str, config_dict: Mapping[str, Any]) -> None:
         import numpy as np
         import torch
@@ -107,8 +105,7 @@ class Config:
         np.random.seed(1)
         torch.manual_seed(1)
         torch.backends.cudnn.deterministic = True
-        if not (self.knows_disable_save and self.values.get("disable_save")):
-            os.makedirs(os.path.join(self.values["save_dir"], "run"), exist_ok=True)
+        os.makedirs(os.path.join(self.values["save_dir"], "run"), exist_ok=True)
 
     def __getitem__(self, key: str) -> Any:
         return self.values.get(key)

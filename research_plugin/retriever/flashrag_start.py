@@ -50,7 +50,6 @@ def build_retriever(config: RetrieverConfig) -> Any:
     _check_installation()
     overrides = {
         "gpu_id": os.environ.get("CUDA_VISIBLE_DEVICES", settings.get("gpu_id")),
-        "disable_save": True,
         "silent_retrieval": True,
     }
     with _undone(), tempfile.TemporaryDirectory(prefix="flashrag-") as folder:
@@ -58,7 +57,7 @@ def build_retriever(config: RetrieverConfig) -> Any:
             from flashrag.config import Config
             from flashrag.utils import get_retriever
 
-            # Versions that do not know disable_save write their settings into save_dir.
+            # Config writes itself into a new folder of save_dir; not every version knows disable_save.
             retriever = get_retriever(Config(config.flashrag_config, {**overrides, "save_dir": folder}))
         except Exception as error:
             raise failure(f"build a retriever from {config.flashrag_config}", error) from error

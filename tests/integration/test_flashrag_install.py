@@ -39,25 +39,24 @@ def _config(folder: Path, text: str) -> RetrieverConfig:
     return RetrieverConfig(engine="flashrag", flashrag_config=str(file))
 
 
-@pytest.mark.parametrize("knows_disable_save", [True, False])
-@pytest.mark.parametrize("gpus", [None, "3"])
+@pytest.mark.parametrize("variables", [{}, {"CUDA_VISIBLE_DEVICES": "3", "TOKENIZERS_PARALLELISM": "true"}], ids=len)
 def test_the_process_is_left_as_it_was(
-    stand_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], knows_disable_save: bool,
-    gpus: str | None,
-) -> None:  # fmt: skip
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str]
+) -> None:
     import numpy as np
     import torch
 
-    monkeypatch.setattr(flashrag_fake.Config, "knows_disable_save", knows_disable_save)
-    if gpus is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    variables, states = dict(os.environ), (random.getstate(), np.random.get_state()[1].tolist())
+    for name in ("CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    environ, states = dict(os.environ), (random.getstate(), np.random.get_state()[1].tolist())
     torch_state, deterministic = torch.get_rng_state(), torch.backends.cudnn.deterministic
 
     engine = make(_config(stand_in, "retrieval_method: e5"))
 
     assert [document.id for document in engine.search(["whales"], 1)[0]] == ["9"]
-    assert dict(os.environ) == variables
+    assert dict(os.environ) == environ
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert torch.backends.cudnn.deterministic == deterministic
