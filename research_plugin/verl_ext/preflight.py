@@ -98,6 +98,9 @@ def _make_absolute(config: DictConfig) -> None:
     for node, key in ((custom.get("prompt"), "file"), (custom.get("search"), "corpus"), (reward, "path")):
         if node is not None and node.get(key) and "://" not in node[key]:
             node[key] = str(Path(node[key]).expanduser().absolute())
+    model = config.actor_rollout_ref.model
+    if model.path and Path(model.path).expanduser().is_dir():
+        model.path = os.path.abspath(Path(model.path).expanduser())
     for key in ("train_files", "val_files"):
         files = config.data[key]
         if isinstance(files, str):

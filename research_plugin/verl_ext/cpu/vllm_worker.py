@@ -9,6 +9,8 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from research_plugin.errors import ConfigError
+
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
     """veRL's worker extension with vLLM's own reload instead of ``model.load_weights``.
@@ -21,16 +23,20 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """Receive every bucket, then reload the model.
+        """Receive every bucket, then reload the model; LoRA adapters are added to it as on a GPU.
 
         Raises:
-            NotImplementedError: LoRA adapters, which veRL sends separately.
+            ConfigError: base weights of a LoRA model, whose names ("base_layer") vLLM's reload does not know.
         """
-        if peft_config:
-            raise NotImplementedError(
-                "LoRA weights cannot be sent to vLLM's CPU worker yet; set actor_rollout_ref.model.lora_rank=0"
-            )
         self.device = self.device or torch.device("cpu")
+        if peft_config and not base_sync_done:
+            raise ConfigError(
+                "on a CPU vLLM has to read a LoRA model's base weights itself: set "
+                "actor_rollout_ref.rollout.load_format=safetensors"
+            )
+        if peft_config:
+            super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
+            return
         weights: list[tuple[str, torch.Tensor]] = []
 
         def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
