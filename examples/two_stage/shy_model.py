@@ -1,4 +1,4 @@
-"""Writes shy_model/: the tiny model with a weakened <search> token, so that it seldom searches and breaks the format."""
+"""Writes shy_model/, the tiny model with a weakened <search> token: it seldom searches and often breaks the format."""
 
 from __future__ import annotations
 
