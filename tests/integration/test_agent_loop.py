@@ -192,7 +192,11 @@ def start(model_dirs: dict[str, Path], corpus: Path, monkeypatch: pytest.MonkeyP
     from research_plugin.verl_ext import left_out
 
     def build(
-        script: Callable[[str, int], Any], *overrides: str, recipe: str = "research_7b", model: str = "chat"
+        script: Callable[[str, int], Any],
+        *overrides: str,
+        recipe: str = "research_7b",
+        model: str = "chat",
+        client: Callable[[Any], Any] | None = None,
     ) -> Run:
         custom = "actor_rollout_ref.rollout.custom"
         config = compose(
@@ -212,7 +216,7 @@ def start(model_dirs: dict[str, Path], corpus: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(agent_loop_tq, "tq", queue)
         monkeypatch.setattr(left_out, "tq", queue)
         worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
-        return Run(config, server, queue, worker_class(config, server))
+        return Run(config, server, queue, worker_class(config, client(config) if client else server))
 
     yield build
 
@@ -370,6 +374,88 @@ def test_aborted_request_is_left_out(start: Callable[..., Run], word: str) -> No
     assert run.queue.tags["0_0"]["reason"] == "aborted"
 
 
+class Remote:
+    """A method as a Ray actor handle has it."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self.answer = answer
+
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.answer(*args, **kwargs)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return asyncio.ensure_future(self._call(*args, **kwargs))
+
+
+class AbortingServer:
+    """Load balancer and engine below veRL's client; question "Who? N" is aborted at response tokens N and N + 2.
+
+    Like vLLM it looks for the stop string in the text of one request only: a tag that an abort cut in two stops nothing.
+    A token's log-probability tells its place in the response.
+    """
+
+    def __init__(self) -> None:
+        self.require_acquire_fields = self.require_release_fields = Remote(list)
+        self.acquire_server = Remote(lambda request_id: ("server", self))
+        self.release_server = Remote(lambda server_id: None)
+        self.generate = Remote(self._generate)
+        self.aborts: dict[int, int] = {}
+
+    def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **fields: Any) -> Any:
+        written = len(prompt_ids) - len(PROMPT) - len(" 000")
+        place = int(bytes(token for token in prompt_ids if token < 256).decode().split("Who? ")[1][:3])
+        rest = (ids(SEARCH) + ids(OBSERVATION) + ids(ANSWER, ended=True))[written:]
+        if written < len(SEARCH):
+            rest = rest[: len(SEARCH) - written]
+            if len(rest) < len("</search>"):
+                rest += ids(" and on and on")
+        aborts = self.aborts.get(place, 0)
+        cut = place + 2 * aborts - written
+        aborted = aborts < 2 and 0 <= cut < len(rest)
+        if aborted:
+            self.aborts[place] = aborts + 1
+            rest = rest[:cut]
+        assert sampling_params["max_tokens"] == 200 - written
+        return output(
+            rest,
+            [-(written + i) / 1000 for i in range(len(rest))] if rest else None,
+            steps=5 + aborts,
+            stop_reason="aborted" if aborted else "completed",
+        )
+
+
+def test_rollouts_aborted_at_any_token_are_resumed_without_a_seam(start: Callable[..., Run]) -> None:
+    """The client of colocate_async and separate_async asks again for the rest (FullyAsyncLLMServerClient)."""
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
+
+    aborting = AbortingServer()
+    run = start(two_turns, client=lambda config: FullyAsyncLLMServerClient(config, load_balancer_handle=aborting))
+    places = [*range(29), *range(87, 102), 150]  # of the search, of the answer, never
+    rows = run(*(f"Who? {place:03}" for place in places))
+    assert len(rows) == len(places)
+    expected = [-i / 1000 for i in range(29)] + [0.0] * 58 + [-i / 1000 for i in range(87, 102)]
+    for index, place in enumerate(places):
+        row = rows[f"{index}_0_0"]
+        assert row["responses"].tolist() == ids(SEARCH) + ids(OBSERVATION) + ids(ANSWER, ended=True), place
+        assert row["response_mask"].tolist() == [1] * 29 + [0] * 58 + [1] * 15, place
+        assert row["rollout_log_probs"].tolist() == pytest.approx(expected), place
+        versions = row["extra_fields"]["min_global_steps"], row["extra_fields"]["max_global_steps"]
+        assert versions == (5, 5 + aborting.aborts.get(place, 0)), place
+    assert sum(aborting.aborts.values()) > 80
+
+
+def test_aborted_rollouts_that_are_not_resumed_are_left_out(start: Callable[..., Run]) -> None:
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
+
+    run = start(
+        two_turns,
+        "+async_training.partial_rollout=false",
+        client=lambda config: FullyAsyncLLMServerClient(config, load_balancer_handle=AbortingServer()),
+    )
+    assert list(run("Who? 010", "Who? 090", "Who? 150")) == ["2_0_0"]
+    assert run.queue.tags["0_0"]["reason"] == run.queue.tags["1_0"]["reason"] == "aborted"
+
+
 def test_rollout_without_a_policy_token_is_left_out(start: Callable[..., Run]) -> None:
     run = start(lambda prompt, turn: ValueError("maximum context length"))
     assert run("Who?") == {}
@@ -428,3 +514,16 @@ def test_misspelt_setting_fails_with_the_allowed_names(
     assert run.queue.tags["0"] == {"status": "failure"}
     assert "max_turns" in caplog.text
     assert "max_searches" in caplog.text
+
+
+@pytest.mark.parametrize(("schedule", "searches"), [("[[0,0],[3,1],[4,2]]", 1), ("[[0,0],[4,2]]", 0), ("[[0,2]]", 2)])
+def test_schedule_limits_searches_by_the_step_of_the_batch(
+    start: Callable[..., Run], schedule: str, searches: int
+) -> None:
+    # The batch is step 3's.
+    custom = "actor_rollout_ref.rollout.custom"
+    run = start(
+        lambda prompt, turn: SEARCH, f"{custom}.max_searches_schedule={schedule}", "data.max_response_length=600"
+    )
+    extra = run("Who?")["0_0_0"]["extra_fields"]
+    assert (extra["num_searches"], extra["stop_reason"]) == (searches, "max_searches")
