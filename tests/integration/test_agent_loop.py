@@ -390,7 +390,7 @@ class Remote:
 class AbortingServer:
     """Load balancer and engine below veRL's client; question "Who? N" is aborted at response tokens N and N + 2.
 
-    Like vLLM it looks for the stop string in the text of one request only: a tag that an abort cut in two stops nothing.
+    Like vLLM it looks for the stop string in the text of one request only: a tag cut in two by an abort stops nothing.
     A token's log-probability tells its place in the response.
     """
 
