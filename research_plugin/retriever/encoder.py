@@ -140,12 +140,7 @@ class _Transformer:
         _check_weights(path, info["missing_keys"], settings.pooling)
         self._model.to(self.device).eval()
         self._model.config.use_cache = False
-        longest = min(self._tokenizer.model_max_length, getattr(self._model.config, "max_position_embeddings", 10**9))
-        shortest = self._tokenizer.num_special_tokens_to_add() + 1
-        for name in ("query_max_length", "passage_max_length"):
-            if not shortest <= getattr(settings, name) <= longest:
-                given = f"encoder.{name}={getattr(settings, name)}"
-                raise ConfigError(f"{given}: {path} takes {shortest} to {longest} tokens, special ones included")
+        _check_lengths(settings, self._tokenizer, getattr(self._model.config, "max_position_embeddings", 10**9))
         self._pad = self._tokenizer.pad_token_id or 0
         self._batch_tokens = settings.batch_tokens
         if self.device.type == "cpu":
@@ -214,6 +209,7 @@ class _SentenceTransformer:
             self._model = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
         except Exception as error:  # OSError, ValueError, KeyError, SafetensorError, ...: whatever the files provoke
             raise _not_loaded(path, error) from error
+        _check_lengths(settings, self._model.tokenizer)
         self._batch_tokens = settings.batch_tokens
         if self.device.type == "cpu":
             self._batch_tokens = min(self._batch_tokens, CPU_BATCH_TOKENS)
@@ -255,11 +251,21 @@ def _check_weights(path: str, missing: Sequence[str], pooling: str) -> None:
         )
 
 
+def _check_lengths(settings: EncoderSettings, tokenizer: Any, positions: int = 10**9) -> None:
+    shortest, longest = tokenizer.num_special_tokens_to_add() + 1, min(tokenizer.model_max_length, positions)
+    for name in ("query_max_length", "passage_max_length"):
+        if not shortest <= getattr(settings, name) <= longest:
+            raise ConfigError(
+                f"encoder.{name}={getattr(settings, name)}: {settings.model_path} takes {shortest} to {longest} tokens "
+                "(special ones included)"
+            )
+
+
 def _not_loaded(path: str, error: Exception) -> ConfigError:
     missing = path.startswith(("/", ".", "~")) and not Path(path).is_dir()
     reason = "no such folder" if missing else (str(error).splitlines() or [type(error).__name__])[0]
     return ConfigError(
         f"encoder.model_path={path!r}: cannot be loaded ({reason}). Where no hub can be reached, copy config.json, "
-        "tokenizer.json, tokenizer_config.json, vocab.txt or its like and model.safetensors (for sentence-transformers, "
-        "modules.json and 1_Pooling/, too) into a folder and set encoder.model_path to that folder"
+        "tokenizer.json, tokenizer_config.json, vocab.txt or its like and model.safetensors (for sentence-transformers "
+        "also modules.json and 1_Pooling/) into a folder and set encoder.model_path to that folder"
     )
