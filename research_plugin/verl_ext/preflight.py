@@ -22,6 +22,7 @@ from research_plugin.checks import check_config
 from research_plugin.config import CUSTOM_KEY
 from research_plugin.errors import ResearchPluginError
 from research_plugin.search.settings import EMBEDDED, SearchConfig
+from research_plugin.versions import check_verl
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Preflight(Callback):
 
     def prepare(self, config: DictConfig) -> list[str]:
         """Check ``config`` and change it in place where the recipe embeds something; return the problems."""
+        if warning := check_verl():
+            print(f"WARNING: {warning}", flush=True)
         _set_run_dir(config)
         _make_absolute(config)
         self.run_dir = Path(config.trainer.default_local_dir)
