@@ -90,7 +90,7 @@ def _serve(config: RetrieverConfig, args: argparse.Namespace) -> int:
     token = read_token(settings.token_env)
     check_memory(config)
     listener = _listen(settings.host, settings.port)
-    url = _url(settings.host, listener.getsockname()[1])
+    url = base_url(settings.host, listener.getsockname()[1])
     failed = False
 
     def on_loaded(outcome: Engine | Exception) -> None:
@@ -149,7 +149,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}; server.port=0 takes a free one") from error
 
 
-def _url(host: str, port: int) -> str:
+def base_url(host: str, port: int) -> str:
     """The address a client on this machine uses; a wildcard is reached through loopback."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

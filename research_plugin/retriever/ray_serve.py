@@ -188,12 +188,12 @@ def _deployed(config: RetrieverConfig, token: str | None) -> Iterator[list[str]]
 
 
 def _reason(error: Exception) -> str:
-    """Why the replicas failed: the last line of the traceback that Ray Serve keeps. Without one, the error itself."""
+    """The last line of what went wrong: the traceback that Ray Serve keeps of a failed replica, or else the error."""
     from ray import serve
 
     application = serve.status().applications.get(_NAME)
     messages = [deployment.message for deployment in application.deployments.values()] if application else []
-    return next((message.strip().splitlines()[-1] for message in messages if message.strip()), str(error))
+    return "\n".join([type(error).__name__, str(error), *messages]).strip().splitlines()[-1]
 
 
 def _urls(server: ServerSettings) -> list[str]:
@@ -201,12 +201,14 @@ def _urls(server: ServerSettings) -> list[str]:
     import ray
     from ray import serve
 
+    from research_plugin.retriever.command import base_url
+
     hosts = [server.host]
     if server.host in ("0.0.0.0", "::"):
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in nodes}
         hosts = [addresses[node] for node in serve.status().proxies]
-    return [f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}" for host in hosts]
+    return [base_url(host, server.port) for host in hosts]
 
 
 def _wait_until_served(url: str, seconds: float = 30.0) -> None:

@@ -22,9 +22,18 @@ import httpx
 import pytest
 
 from research_plugin.document import Document
+from research_plugin.errors import SearchError
 from research_plugin.retriever.bm25 import BM25Engine
 from research_plugin.retriever.corpus import read_corpus
 from research_plugin.retriever.process import RetrieverProcess
+from research_plugin.retriever.ray_serve import gpus
+from research_plugin.retriever.settings import (
+    EncoderSettings,
+    IndexSettings,
+    RayServeSettings,
+    RerankSettings,
+    RetrieverConfig,
+)
 from research_plugin.search.client import SearchClient
 from research_plugin.search.settings import SearchConfig
 from research_plugin.search.transport import SearchStats
@@ -32,7 +41,7 @@ from research_plugin.search.transport import SearchStats
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "research_plugin" / "data" / "tiny" / "corpus.jsonl"
 TOPK = 3
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds that anything here may take; a hang fails the test."""
 
 
@@ -194,7 +203,7 @@ class RayServe:
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
-            deadline = time.monotonic() + 2 * PATIENCE
+            deadline = time.monotonic() + PATIENCE
             while not ready.exists():
                 assert self._process.poll() is None and time.monotonic() < deadline, self.log()
                 time.sleep(0.1)
@@ -270,3 +279,31 @@ async def test_ray_serve_loses_no_query_when_replicas_are_killed(
     stats = await run_under_load([ray_serve.url], answers, kill_one_after_the_other, callers=8, **settings)
     assert stats.failures == 0
     assert len(ray_serve.replicas() - before) >= 1
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (RetrieverConfig(), 0),
+        (RetrieverConfig(encoder=EncoderSettings(device="cuda")), 1),
+        (RetrieverConfig(rerank=RerankSettings(device="cuda:0")), 1),
+        (RetrieverConfig(index=IndexSettings(devices=["cuda:0", "cuda:1"]), encoder=EncoderSettings(device="cuda")), 2),
+        (RetrieverConfig(index=IndexSettings(devices=["cpu"])), 0),
+        (RetrieverConfig(encoder=EncoderSettings(device="cuda"), ray=RayServeSettings(gpus=0.5)), 0.5),
+    ],
+    ids=["cpu", "encoder", "reranker", "shards", "cpu-shard", "as-set"],
+)
+def test_ray_serve_gpus_of_a_replica(config: RetrieverConfig, wanted: float) -> None:
+    assert gpus(config) == wanted
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.port=0"], r"server\.port: got 0; Ray Serve .* name a free one"),
+        (["ray.max_replicas=1"], r"ray\.max_replicas: got 1; must be at least ray\.min_replicas=2"),
+    ],
+)
+def test_ray_serve_refuses_settings_before_ray_starts(overrides: list[str], message: str) -> None:
+    with pytest.raises(SearchError, match=rf"ended with status 1 (?s:.*)error: {message}"):
+        RetrieverProcess(CORPUS, port=8000, timeout=PATIENCE, arguments=["--ray", *overrides])
