@@ -14,6 +14,8 @@ from research_plugin.errors import ResearchPluginError
 COMMANDS = {
     "serve": ("research_plugin.retriever.command", "retriever", "serve a retriever over HTTP"),
     "index": ("research_plugin.retriever.build.command", "dense", "build, check and convert the index of a corpus"),
+    "doctor": ("research_plugin.doctor.command", "cpu", "check installation and recipe before a training"),
+    "data": ("research_plugin.data.command", "data", "prepare what a training reads"),
     "tiny": ("research_plugin.data.build_tiny", "cpu", "rebuild the embedded tiny world, its tokenizer and its model"),
 }
 

@@ -58,7 +58,7 @@ class Preflight(Callback):
             _choose_cpu()
         # hydra's own node has values that are filled in later; resolving it here would fail.
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
-        agent, problems = check_config(plain, visible_gpus=_visible_gpus(config))  # type: ignore[arg-type]
+        agent, problems = check_config(plain, visible_gpus=visible_gpus(config))  # type: ignore[arg-type]
         if agent is not None and EMBEDDED not in agent.search.endpoints:
             problems += _retriever_problems(agent.search)
         elif agent is not None and not problems:
@@ -148,7 +148,7 @@ def _choose_cpu() -> None:
     platform_manager.set_platform(PlatformCPU())
 
 
-def _visible_gpus(config: DictConfig) -> int | None:
+def visible_gpus(config: DictConfig) -> int | None:
     """Count this machine's GPUs, or return None when the run joins a Ray cluster instead of starting one."""
     if os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address"):
         return None
