@@ -72,8 +72,8 @@ def test_search_loop_trains_on_megatron(tmp_path: Path) -> None:
     for row in steps:
         assert row["actor/grad_norm"] > 0.0
         assert min(row["rollout/generated_tokens/mean"], row["rollout/retrieved_tokens/mean"]) > 0
-        # vLLM samples step 2 with the weights that Megatron exported after step 1. Both compute in bfloat16, which makes
-        # 0.0006; with the weights of the step before it is 0.008.
+        # vLLM samples step 2 with the weights that Megatron exported after step 1. Both compute in bfloat16: a mean of
+        # 0.0006; with the weights of the step before it was 0.008.
         assert row["training/rollout_probs_diff_mean"] < 0.003
     dumped = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "2.jsonl").read_text().splitlines()]
     assert any("<result>" in row["output"] for row in dumped)
