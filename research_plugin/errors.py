@@ -24,5 +24,9 @@ class SearchError(ResearchPluginError, RuntimeError):
     """A query got no answer from any retriever after all retries: an infrastructure fault, never the model's."""
 
 
+class ModelError(ResearchPluginError, RuntimeError):
+    """A served model gave no answer after all retries: an infrastructure fault, too."""
+
+
 class VersionError(ResearchPluginError, RuntimeError):
     """An installed package has a version that a patch of ours does not fit."""
