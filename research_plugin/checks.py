@@ -33,6 +33,7 @@ def check_config(config: Mapping[str, Any], *, visible_gpus: int | None = None) 
         *_data_problems(config),
         *_model_problems(config),
         *_size_problems(config),
+        *_separate_async_problems(config),
         *_gpu_problems(config, visible_gpus),
         *agent_problems,
     ]
@@ -114,6 +115,31 @@ def _model_split(actor: Mapping[str, Any]) -> tuple[int, str]:
     megatron = actor.get("megatron", {})
     sizes = [megatron.get(name) or 1 for name in names]
     return math.prod(sizes), f"actor_rollout_ref.actor.megatron.{' x '.join(names)}"
+
+
+def _separate_async_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Name what veRL 0.9.1 asserts once Ray runs (trainer/ppo/v1/trainer_separate_async.py)."""
+    v1 = config["trainer"].get("v1", {})
+    if v1.get("trainer_mode") != "separate_async":
+        return
+    mode, rollout = "trainer.v1.trainer_mode=separate_async", config["actor_rollout_ref"]["rollout"]
+    if not rollout.get("nnodes"):
+        yield (
+            f"{mode} samples on GPUs of its own, but actor_rollout_ref.rollout.nnodes=0; set it and "
+            "actor_rollout_ref.rollout.n_gpus_per_node"
+        )
+    if rollout["checkpoint_engine"]["backend"] == "naive":
+        yield (
+            f"{mode} sends weights to other GPUs, but actor_rollout_ref.rollout.checkpoint_engine.backend=naive stays "
+            "inside one process; take nccl, nixl or mooncake (none runs on a CPU: there, colocate_async)"
+        )
+    batch, mini = config["data"]["train_batch_size"], config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
+    steps = v1["separate_async"]["parameter_sync_step"]
+    if batch != steps * mini:
+        yield (
+            f"{mode} needs data.train_batch_size={batch} to be trainer.v1.separate_async.parameter_sync_step={steps} x "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} = {steps * mini}"
+        )
 
 
 def _gpu_problems(config: Mapping[str, Any], visible_gpus: int | None) -> Iterator[str]:

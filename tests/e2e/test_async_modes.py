@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from composing import clean_environment, compose_config
 
+from research_plugin.checks import check_config
+
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.verl]
 
@@ -76,11 +78,20 @@ def test_separate_async_is_accepted_by_its_trainer(overrides: tuple[str, ...]) -
 @pytest.mark.parametrize("left", SEPARATE[1:], ids=lambda override: override.split("=")[0].rsplit(".", 1)[-1])
 def test_separate_async_needs_each_of_its_settings(left: str) -> None:
     """What docs/engines.md lists is what it takes."""
+    overrides = [override for override in SEPARATE if override != left]
     with pytest.raises(AssertionError):
-        separate_trainer(*(override for override in SEPARATE if override != left))
+        separate_trainer(*overrides)
+    # Our preflight says so before Ray starts.
+    assert len(separate_problems(*overrides)) == len(separate_problems(*SEPARATE)) + 1
 
 
 def separate_trainer(*overrides: str) -> Any:
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
     return PPOTrainerSeparateAsync(compose_config("+recipe=research_7b", *overrides))
+
+
+def separate_problems(*overrides: str) -> list[str]:
+    from omegaconf import OmegaConf
+
+    return check_config(OmegaConf.to_container(compose_config("+recipe=research_7b", *overrides), resolve=True))[1]

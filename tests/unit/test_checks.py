@@ -213,3 +213,18 @@ def test_schedule_needs_the_trainer_that_tells_the_step(good: dict[str, Any]) ->
     assert config_problems(config) == []
     (problem,) = config_problems(changed(config, "trainer.use_v1", False))
     assert f"{CUSTOM}.max_searches_schedule needs trainer.use_v1=true" in problem
+
+
+def test_separate_async_needs_gpus_a_transfer_and_a_batch_of_its_own(good: dict[str, Any]) -> None:
+    config = changed(good, "trainer.v1", {"trainer_mode": "sync", "separate_async": {"parameter_sync_step": 4}})
+    config["actor_rollout_ref"]["rollout"] |= {"nnodes": 0, "checkpoint_engine": {"backend": "naive"}}
+    assert config_problems(config) == []
+    config = changed(config, "trainer.v1.trainer_mode", "separate_async")
+    nodes, transfer, batch = config_problems(config)
+    assert "actor_rollout_ref.rollout.nnodes=0" in nodes
+    assert "checkpoint_engine.backend=naive" in transfer
+    assert "data.train_batch_size=8" in batch
+    assert batch.endswith("= 32")
+    config = changed(config, "actor_rollout_ref.rollout.nnodes", 1)
+    config = changed(config, "actor_rollout_ref.rollout.checkpoint_engine.backend", "nccl")
+    assert config_problems(changed(config, "data.train_batch_size", 32)) == []
