@@ -38,6 +38,9 @@ from http_load import Load, Measured, run
 from research_plugin.data.tiny_words import FILLER_TEXT, NAME_HEADS, NAME_TAILS
 
 ROWS = 100_000
+QUERIES = 400_000
+LIMIT_QUERIES = 512
+"""Per batch size, when encoder and FAISS are measured alone; twice as many for recall."""
 TOPK = 5
 PASSAGE_TOKENS = 24
 CLIENTS = (1, 16, 64, 256)
@@ -100,7 +103,7 @@ def make_data(folder: Path, rows: int) -> None:
         lines = (
             f"{rng.choice(['who', 'which', 'when', 'where'])} {' '.join(rng.choices(words, k=rng.randint(3, 8)))} "
             f"{rng.choice(names)} {rng.choice(names)}?"
-            for _ in range(400_000)
+            for _ in range(QUERIES)
         )
         queries.write_text("\n".join(lines), encoding="utf-8")
     recipe = folder / "dense.yaml"
@@ -122,7 +125,7 @@ def make_data(folder: Path, rows: int) -> None:
         build = ["build", "--recipe", str(recipe), "--method", "minilm", "--faiss-type", "Flat", "--out", str(folder)]
         subprocess.run([*command, *build], check=True)
     if not ann.exists():
-        subprocess.run([*command, "convert", str(flat), str(ann), "--faiss-type", "IVF512,Flat"], check=True)
+        subprocess.run([*command, "convert", str(flat), str(ann), "--faiss-type", ann.stem.split("_")[1]], check=True)
 
 
 def measure_limits(folder: Path) -> dict[str, dict[str, float]]:
@@ -147,11 +150,11 @@ def limits_here(folder: Path) -> dict[str, dict[str, float]]:
     rows: dict[str, Any] = {}
     for kind in FILES:
         index = FaissIndex(load_config(str(folder / "dense.yaml"), index_settings(folder, kind)).index, threads=1)
-        rows[kind] = index.search(encoder.encode_queries(queries[:1024]), TOPK)[1]
+        rows[kind] = index.search(encoder.encode_queries(queries[: 2 * LIMIT_QUERIES]), TOPK)[1]
         best = {"qps": 0.0, "batch": 0.0}
-        position = 1024
+        position = 2 * LIMIT_QUERIES
         for batch in (16, 32, 64, 128, 256):
-            count = max(1, 512 // batch)
+            count = max(1, LIMIT_QUERIES // batch)
             started, cpu = time.perf_counter(), time.process_time()
             for _ in range(count):
                 index.search(encoder.encode_queries(queries[position : position + batch]), TOPK)

@@ -148,3 +148,32 @@ def test_retriever_soak(tmp_path: Path) -> None:
     assert numbers["answers"]["good 200"] > 0
     assert numbers["memory_mb"]["end"] > 0
     assert "at the end" in printed
+
+
+def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import retriever
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(retriever, "FILES", {"exact": "minilm_Flat.index", "ann": "minilm_IVF8,Flat.index"})
+    monkeypatch.setattr(retriever, "CLIENTS", (4,))
+    monkeypatch.setattr(retriever, "BATCHES", (8,))
+    monkeypatch.setattr(retriever, "QUERIES", 4_000)
+    monkeypatch.setattr(retriever, "LIMIT_QUERIES", 16)
+    retriever.make_data(tmp_path, 400)
+    limits = retriever.limits_here(tmp_path)
+    assert limits["exact"]["recall_at_5"] == 1.0 >= limits["ann"]["recall_at_5"] > 0
+    cells = retriever.measure_servers(tmp_path, "ann", 0.5)
+    assert {name: sorted(servers) for name, servers in cells.items()} == {
+        name: ["baseline", "baseline bf16", "ours"] for name in ("4 clients", "batch 8")
+    }
+    assert all(server["failed"] == 0 < server["qps"] for servers in cells.values() for server in servers.values())
+
+    # The ratios, from cells that a clock did not write.
+    figures = {"qps": 10.0, "p99_ms": 50.0, "server_cpu_ms": 20.0, "health_p99_ms": 5.0}
+    better = {"qps": 60.0, "p99_ms": 5.0, "server_cpu_ms": 4.0, "health_p99_ms": 2.0}
+    cell = {"baseline": figures, "baseline bf16": figures, "ours": better}
+    made_up = {name: cell for name in ("64 clients", "256 clients", "batch 8")}
+    found = retriever.ratios(made_up, limit_qps=80.0)
+    assert (found["qps_ratio_64"], found["p99_ratio_256"], found["cpu_ms_ratio_64"]) == (6.0, 10.0, 5.0)
+    assert (found["fraction_of_limit"], found["health_p99_ms"]) == (0.75, 2.0)
