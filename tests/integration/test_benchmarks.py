@@ -173,7 +173,7 @@ def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     figures = {"qps": 10.0, "p99_ms": 50.0, "server_cpu_ms": 20.0, "health_p99_ms": 5.0}
     better = {"qps": 60.0, "p99_ms": 5.0, "server_cpu_ms": 4.0, "health_p99_ms": 2.0}
     cell = {"baseline": figures, "baseline bf16": figures, "ours": better}
-    made_up = {name: cell for name in ("64 clients", "256 clients", "batch 8")}
+    made_up = dict.fromkeys(("64 clients", "256 clients", "batch 8"), cell)
     found = retriever.ratios(made_up, limit_qps=80.0)
     assert (found["qps_ratio_64"], found["p99_ratio_256"], found["cpu_ms_ratio_64"]) == (6.0, 10.0, 5.0)
     assert (found["fraction_of_limit"], found["health_p99_ms"]) == (0.75, 2.0)
