@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-POOLINGS = ("mean", "cls", "last", "pooler")
 # Any texts will do, as long as they never change: their vectors are how one model is told from another.
 _PROBES = ("Paris is the capital of France.", "In which year was the bridge over the river opened to traffic?")
 _PROBE_LENGTH = 64
@@ -137,6 +136,8 @@ class _Transformer:
             self._model, info = AutoModel.from_pretrained(path, dtype=self.dtype, output_loading_info=True)
         except Exception as error:  # OSError, ValueError, KeyError, SafetensorError, ...: whatever the files provoke
             raise _not_loaded(path, error) from error
+        if self._model.config.is_encoder_decoder:
+            raise ConfigError(f"encoder.model_path={path!r}: an encoder-decoder; set backend=sentence_transformers")
         _check_weights(path, info["missing_keys"], settings.pooling)
         self._model.to(self.device).eval()
         self._model.config.use_cache = False
