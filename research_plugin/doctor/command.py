@@ -50,7 +50,10 @@ def diagnose(arguments: list[str], slow_search: float = 1.0) -> Iterator[Finding
 
 def check_run(config: Mapping[str, Any], visible_gpus: int | None, slow_search: float) -> Iterator[Finding]:
     """Yield the findings about a composed config: what the preflight checks, and what takes longer than it may."""
-    agent, problems = check_config(config, visible_gpus=visible_gpus)
+    try:
+        agent, problems = check_config(config, visible_gpus=visible_gpus)
+    except (TypeError, AttributeError) as error:  # a size that is text, a node that is null
+        agent, problems = None, [f"a value has the wrong type: {error}"]
     yield from (Finding("settings", FAIL, problem) for problem in problems)
     if not problems:
         yield Finding("settings", OK, "files exist, batches divide, lengths fit")
@@ -72,17 +75,22 @@ def check_method(config: Mapping[str, Any], agent: AgentConfig) -> list[Finding]
     """Check that prompt, tags and reward are one method's: another method's prompt makes a trained model look bad."""
     from research_plugin.rewards import METHODS
 
+    findings = []
+    if (config.get("custom_reward_function") or {}).get("path"):
+        # veRL 0.9.1 moves the old keys to the new ones in fully_async_main only.
+        text = "custom_reward_function.path is an old key that is ignored; set reward.custom_reward_function.path"
+        findings.append(Finding("method", FAIL, text))
     reward = config["reward"]["custom_reward_function"]
     options = reward.get("reward_kwargs") or {}
     text = f"protocol {agent.protocol}, prompt {agent.prompt.file or agent.prompt.style}"
     if reward.get("path") != "pkg://research_plugin.rewards":
-        return [Finding("method", OK, f"{text}, a reward of your own")]
+        return [*findings, Finding("method", OK, f"{text}, a reward of your own")]
     method = options.get("method", "research")
     text += f", reward {method} ({options.get('rules', 'paper')})"
     if method in METHODS and METHODS[method].dialect.name != agent.protocol:
         text += f": that reward reads the tags of protocol {METHODS[method].dialect.name}"
-        return [Finding("method", WARNING, text)]
-    return [Finding("method", OK, text)]
+        return [*findings, Finding("method", WARNING, text)]
+    return [*findings, Finding("method", OK, text)]
 
 
 def _guarded(check: str, function: Callable[..., list[Finding]], *args: Any) -> list[Finding]:

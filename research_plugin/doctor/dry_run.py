@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -59,15 +60,13 @@ def dry_run(arguments: Sequence[str]) -> DryRun:
 
 def judge_dry_run(run: DryRun, arguments: Sequence[str]) -> list[Finding]:
     """Return what a dry run of ``arguments`` says about wiring, composition and veRL's own checks."""
-    recipes = [word for word in arguments if word.lstrip("+").partition("=")[0].split("@")[0] == "recipe"]
-    findings = list(_wiring(run, recipes))
+    findings = [_wiring(run), *_shadowed(arguments)]
     if run.error:
-        findings.append(Finding("compose", FAIL, run.error))
-    if run.config is None:
+        return [*findings, Finding("compose", FAIL, run.error)]
+    if any(finding.status == FAIL for finding in findings):
         return findings
-    if not run.error:
-        findings.append(Finding("compose", OK, " ".join(arguments) or "veRL's own defaults"))
-    if not recipes:
+    findings.append(Finding("compose", OK, " ".join(arguments) or "veRL's own defaults"))
+    if not arguments:
         return findings
     findings += [Finding("veRL", FAIL, text) for text in run.rejected]
     if not run.rejected:
@@ -83,16 +82,31 @@ def judge_dry_run(run: DryRun, arguments: Sequence[str]) -> list[Finding]:
     return findings
 
 
-def _wiring(run: DryRun, recipes: Sequence[str]) -> list[Finding]:
+def _wiring(run: DryRun) -> Finding:
     if not run.plugin_loaded:
-        text = (
-            "`import verl` does not load research_plugin: +recipe=... would be ignored without a word; see plugin above"
-        )
-        return [Finding("wiring", FAIL, text)]
+        text = "`import verl` does not load research_plugin: +recipe=... would be ignored without a word"
+        return Finding("wiring", FAIL, text)
     stray = (run.config or {}).get("recipe")
     if stray is not None:
+        # Hydra reads the directive from the top of the file only.
         text = (
-            f"Hydra took recipe={stray} for a plain value and composed veRL's own defaults; is it the plugin's recipe?"
+            "the recipe's values landed under the key recipe: its first line must be `# @package _global_`"
+            if isinstance(stray, dict)
+            else f"Hydra took recipe={stray} for a plain value and composed veRL's own defaults"
         )
-        return [Finding("wiring", FAIL, text)]
-    return [Finding("wiring", OK, "`import verl` loads research_plugin by itself")]
+        return Finding("wiring", FAIL, text)
+    return Finding("wiring", OK, "`import verl` loads research_plugin by itself")
+
+
+def _shadowed(arguments: Sequence[str]) -> list[Finding]:
+    """Find a recipe of the user's that has the name of one of ours: Hydra takes ours, without a word."""
+    folders = [after for word, after in itertools.pairwise(arguments) if word == "--config-dir"]
+    names = [word.partition("=")[2] for word in arguments if word.startswith("+recipe=")]
+    ours = Path(__file__).resolve().parents[1] / "recipes"
+    findings = []
+    for folder, name in itertools.product(folders, names):
+        file = Path(folder) / "recipe" / f"{name}.yaml"
+        if file.is_file() and (ours / "recipe" / f"{name}.yaml").is_file():
+            text = f"{file} is not used: research_plugin's recipe of that name wins; give yours another name"
+            findings.append(Finding("wiring", FAIL, text))
+    return findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ from research_plugin.errors import DataError
 from research_plugin.rewards import golden_answers
 
 _FIRST = 32  # questions kept to try the prompt with
-_COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 
 
 @dataclass
@@ -42,43 +42,43 @@ def check_rows(config: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:
     splits: dict[str, RowsSeen] = {}
     for key in ("train_files", "val_files"):
         paths = _paths(data[key])
-        readable = [path for path in paths if path.endswith(".parquet") and Path(path).expanduser().is_file()]
-        unread = [path for path in paths if path not in readable and ("://" in path or Path(path).is_file())]
-        findings += [
-            Finding("rows", WARNING, f"data.{key}={path} was not read: no local parquet file") for path in unread
-        ]
-        if readable:
-            splits[key] = seen = RowsSeen()
-            try:
-                for path in readable:
-                    _read(path, data.get("prompt_key", "prompt"), seen)
-            except DataError as error:
-                findings.append(Finding("rows", FAIL, f"data.{key}: {error}"))
+        findings += _unread(key, paths)
+        try:
+            splits[key] = _read(_readable(paths), data.get("prompt_key", "prompt"))
+        except DataError as error:
+            findings.append(Finding("rows", FAIL, f"data.{key}: {error}"))
     for key, seen in splits.items():
-        findings += _split_faults(key, seen)
-    if len(splits) == 2:
-        findings += _comparison(splits["train_files"], splits["val_files"], data["train_batch_size"])
-    if splits and not any(finding.status == FAIL for finding in findings):
-        counts = ", ".join(f"{key.partition('_')[0]} {seen.count:,}" for key, seen in splits.items())
-        findings.append(Finding("rows", OK, f"{counts}; each has a question and a golden answer"))
-    return findings, splits["train_files"].first if "train_files" in splits else []
+        if seen.faulty:
+            text = f"data.{key}: {seen.faulty:,} of {seen.count:,} rows cannot be used, the first: {seen.fault}"
+            findings.append(Finding("rows", FAIL, text))
+    train, val = splits.get("train_files", RowsSeen()), splits.get("val_files", RowsSeen())
+    findings += _comparison(train, val, data["train_batch_size"])
+    if train.count and val.count and not any(finding.status == FAIL for finding in findings):
+        text = f"train {train.count:,}, val {val.count:,}; each has a question and a golden answer"
+        findings.append(Finding("rows", OK, text))
+    return findings, train.first
 
 
 def sample_row(train_files: Any) -> dict[str, Any]:
     """Return the first training row as a reward function's arguments, or a made-up one if there is none to read."""
-    for path in _paths(train_files):
-        if path.endswith(".parquet") and Path(path).expanduser().is_file():
-            for row in _rows(path, _COLUMNS):
-                return {
-                    "data_source": row.get("data_source"),
-                    "ground_truth": (row.get("reward_model") or {}).get("ground_truth"),
-                    "extra_info": row.get("extra_info") or {},
-                }
-    return {"data_source": "sample", "ground_truth": ["Paris"], "extra_info": {}}
+    row: dict[str, Any] = {"data_source": "sample", "reward_model": {"ground_truth": ["Paris"]}}
+    for path in _readable(_paths(train_files)):
+        with contextlib.suppress(DataError):  # check_rows says so
+            row = next(_rows(path, ("data_source", "reward_model", "extra_info")), row)
+            break
+    return {
+        "data_source": row.get("data_source"),
+        "ground_truth": (row.get("reward_model") or {}).get("ground_truth"),
+        "extra_info": row.get("extra_info") or {},
+    }
 
 
 def _paths(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [str(path) for path in value or []]
+
+
+def _readable(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if path.endswith(".parquet") and Path(path).expanduser().is_file()]
 
 
 def _rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -99,20 +99,39 @@ def _rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} is no parquet file that can be read ({error})") from error
 
 
-def _read(path: str, prompt_key: str, seen: RowsSeen) -> None:
-    for number, row in enumerate(_rows(path, (prompt_key, "reward_model"))):
-        where = f"{path}, row {number}"
-        seen.count += 1
-        try:
-            question = _question(row.get(prompt_key), where, prompt_key)
-            golden_answers((row.get("reward_model") or {}).get("ground_truth"), where)
-        except DataError as error:
-            seen.faulty += 1
-            seen.fault = seen.fault or str(error)
-            continue
-        seen.questions.add(question)
-        if len(seen.first) < _FIRST:
-            seen.first.append(question)
+def _unread(key: str, paths: Sequence[str]) -> Iterator[Finding]:
+    for path in paths:
+        if "://" in path or path.endswith((".json", ".jsonl")):
+            yield Finding("rows", WARNING, f"data.{key}={path} was not read: no local parquet file")
+        elif not path.endswith(".parquet"):
+            yield Finding("rows", FAIL, f"data.{key}={path}: veRL reads .parquet, .json and .jsonl")
+
+
+def _read(paths: Sequence[str], prompt_key: str) -> RowsSeen:
+    """Read all rows of a split.
+
+    Raises:
+        DataError: a file is no parquet file, or holds no row.
+    """
+    seen = RowsSeen()
+    for path in paths:
+        before = seen.count
+        for number, row in enumerate(_rows(path, (prompt_key, "reward_model"))):
+            seen.count += 1
+            where = f"{path}, row {number}"
+            try:
+                golden_answers((row.get("reward_model") or {}).get("ground_truth"), where)
+                question = _question(row.get(prompt_key), where, prompt_key)
+            except DataError as error:
+                seen.faulty += 1
+                seen.fault = seen.fault or str(error)
+                continue
+            seen.questions.add(question)
+            if len(seen.first) < _FIRST:
+                seen.first.append(question)
+        if seen.count == before:
+            raise DataError(f"{path} holds no row")
+    return seen
 
 
 def _question(messages: Any, where: str, key: str) -> str:
@@ -121,14 +140,6 @@ def _question(messages: Any, where: str, key: str) -> str:
         if isinstance(message, dict) and message.get("role") == "user" and str(message.get("content") or "").strip():
             return str(message["content"])
     raise DataError(f"{where}: {key} holds no user message with text: {messages!r:.200}")
-
-
-def _split_faults(key: str, seen: RowsSeen) -> Iterator[Finding]:
-    if not seen.count:
-        yield Finding("rows", FAIL, f"data.{key} holds no row")
-    if seen.faulty:
-        text = f"data.{key}: {seen.faulty:,} of {seen.count:,} rows cannot be used, the first: {seen.fault}"
-        yield Finding("rows", FAIL, text)
 
 
 def _comparison(train: RowsSeen, val: RowsSeen, batch: int) -> Iterator[Finding]:

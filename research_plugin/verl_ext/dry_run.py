@@ -55,15 +55,16 @@ def _compose(arguments: Sequence[str]) -> tuple[str, str]:
 def _explain(error: str, arguments: Sequence[str]) -> str:
     """Shorten Hydra's message; for an unknown key say which ones are allowed in its place.
 
-    Hydra's own advice, to append the key with a "+", would hide a typo, and repeats the value, which may be a secret.
+    Hydra's own advice, to append the key with a "+", would hide most typos and repeats the value, maybe a secret.
     """
     kept = error.partition("Config search path")[0].partition("Set the environment variable HYDRA_FULL_ERROR")[0]
-    lines = [line for line in kept.splitlines() if not line.lstrip().startswith(("To append", "object_type="))]
+    left_out = ("To append", "full_key:", "object_type=")
+    lines = [line for line in kept.splitlines() if not line.lstrip().startswith(left_out)]
     unknown = re.search(r"Could not override '([^']+)'", error)
     if unknown:
         key = unknown[1]
         text, _ = _compose([word for word in arguments if word.partition("=")[0] != key])
-        lines.append(_allowed(text, key))
+        lines.append(f"{_allowed(text, key)}. Only a key that is new on purpose, or a recipe, takes a + in front")
     return "\n".join(lines).strip()
 
 
@@ -77,8 +78,8 @@ def _allowed(composed: str, key: str) -> str:
         parent = parent.rpartition(".")[0]
         node = OmegaConf.select(config, parent)
         if isinstance(node, DictConfig):
-            return f"; allowed under {parent}: {', '.join(sorted(map(str, node)))}"
-    return f"; allowed: {', '.join(sorted(map(str, config)))}"
+            return f"Allowed under {parent}: {', '.join(sorted(map(str, node)))}"
+    return f"Allowed: {', '.join(sorted(map(str, config)))}"
 
 
 def _inspect(config: Any) -> dict[str, Any]:
