@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,7 @@ def test_engine_without_log_probs(start: Callable[..., Run]) -> None:
         assert "rollout_log_probs" not in row.keys()  # noqa: SIM118  (a TensorDict)
 
 
+@pytest.mark.skipif(version("verl") == "0.9.0", reason="veRL 0.9.0 renders a chat template for every agent loop")
 def test_base_prompt_without_chat_template(start: Callable[..., Run], model_dirs: dict[str, Path]) -> None:
     run = start(
         two_turns,

@@ -120,6 +120,7 @@ def test_buffer_is_set_up_as_verls_own(mode: str, filtered: str, refilled: str) 
 
     overrides = (
         f"algorithm.filter_groups.enable={filtered}",
+        "algorithm.filter_groups.metric=f1",
         "algorithm.filter_groups.max_inflight_gen_batches=3",
         f"trainer.v1.sampler.sync_refill_failed_groups={refilled}",
         "trainer.v1.sampler.max_off_policy_threshold=5",
