@@ -85,7 +85,7 @@ def make(config: RetrieverConfig) -> DenseEngine:
 
 
 def check(config: RetrieverConfig, encoder: Encoder, index: VectorIndex, store: DocumentStore) -> None:
-    """Compare the three with each other and with the manifest; without a manifest, probe the index."""
+    """Compare the three with each other and with the manifest; what no manifest tells, the index is probed for."""
     path = str(config.index.path)
     if index.size != len(store):
         raise DataError(
@@ -111,7 +111,8 @@ def check(config: RetrieverConfig, encoder: Encoder, index: VectorIndex, store: 
         )
         if faults:
             raise ConfigError(f"index {path} was built otherwise (see {manifest_path(path)}): {'; '.join(faults)}")
-        return
+        if manifest.corpus and manifest.encoder:
+            return
     fault = find_fault(index, store, encoder)
     if fault is not None:
         raise ConfigError(f"index {path} does not fit corpus and encoder: {fault}")

@@ -101,7 +101,7 @@ def _encoder_faults(built: dict[str, Any], given: dict[str, Any]) -> list[str]:
     faults = [
         f"encoder.{name}={given[name]!r}: the index was built with {built[name]!r}"
         for name in names
-        if built[name] != given[name] and None not in (built[name], given[name])
+        if built.get(name) != given[name] and None not in (built.get(name), given[name])
     ]
     return faults or _model_faults(built, given)
 

@@ -409,6 +409,14 @@ def test_the_instruction_of_the_passages_is_found_out(small: Small) -> None:
         dense.make(small.config(small.index(), wrong))
 
 
+def test_a_manifest_that_names_no_encoder_does_not_stand_for_the_probe(small: Small, tmp_path: Path) -> None:
+    index = tmp_path / "converted.index"
+    index.write_bytes(small.index().read_bytes())
+    write_manifest(index, Manifest(_SMALL, 384, "ip", "Flat"))
+    with pytest.raises(ConfigError, match=r"encoder\.pooling='mean'"):
+        dense.make(small.config(index, replace(small.settings, pooling="cls")))
+
+
 def test_an_index_in_another_order_is_refused(small: Small) -> None:
     with pytest.raises(ConfigError, match=r"of 16 passages are among their own .* another order"):
         dense.make(small.config(small.index(vectors=small.vectors[::-1])))
