@@ -9,7 +9,7 @@
 #   cd examples/two_stage && python shy_model.py
 #   STAGE1=tiny_stage1 STAGE2=tiny_stage2 bash run.sh --config-dir .
 #
-# Arguments go to both stages, STAGE1_ARGS and STAGE2_ARGS to one. RUN_DIR holds what comes out. Run it again after an
+# Arguments go to both stages, Hydra's options first; STAGE1_ARGS and STAGE2_ARGS to one of them. RUN_DIR holds what comes out. Run it again after an
 # interruption: a stage that is through is skipped, another goes on from its last checkpoint.
 set -euo pipefail
 RUN_DIR=$(realpath -m "${RUN_DIR:-runs/two_stage}")
@@ -20,7 +20,7 @@ run_stage() {  # name, recipe, arguments
     [ -e "$folder/finished" ] && return
     mkdir -p "$folder"
     echo "== $recipe in $folder"
-    "${PYTHON:-python}" -m verl.trainer.main_ppo "+recipe=$recipe" trainer.default_local_dir="$folder" "$@"
+    "${PYTHON:-python}" -m verl.trainer.main_ppo "$@" "+recipe=$recipe" trainer.default_local_dir="$folder"
     touch "$folder/finished"
 }
 
@@ -37,4 +37,4 @@ model=$(find "$RUN_DIR/stage1/global_step_$step/actor" -type d -name huggingface
 }
 
 # shellcheck disable=SC2086
-run_stage stage2 "${STAGE2:-r1_searcher_stage2_7b}" actor_rollout_ref.model.path="$model" "$@" ${STAGE2_ARGS:-}
+run_stage stage2 "${STAGE2:-r1_searcher_stage2_7b}" "$@" ${STAGE2_ARGS:-} actor_rollout_ref.model.path="$model"
