@@ -65,7 +65,8 @@ def check_run(config: Mapping[str, Any], visible_gpus: int | None, slow_search: 
         return findings
 
     yield from _guarded("rows", rows)
-    yield from _guarded("model", check_model, config, agent, questions)
+    if not any("actor_rollout_ref.model.path" in problem for problem in problems):
+        yield from _guarded("model", check_model, config, agent, questions)
     if agent is not None:
         yield from _guarded("method", check_method, config, agent)
         yield from _guarded("retriever", check_search, agent.search, slow_search)
