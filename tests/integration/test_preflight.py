@@ -196,3 +196,17 @@ def test_a_retriever_of_another_recipe_is_named_with_every_difference(parquet: l
     assert found.startswith(f"{CUSTOM}.search.expects=wiki18_e5_gpu: ")
     for part in ("engine is 'bm25', expected 'dense'", "size is 1570, expected 21015324", "topk is None, expected 5"):
         assert f"{server.url}: {part}" in found
+
+
+def test_users_own_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parquet: list[str]) -> None:
+    """A worker may run in another folder; a hub's name is no path and stays."""
+    monkeypatch.chdir(tmp_path)
+    Path("stage1").mkdir()
+    message = stopped_with("actor_rollout_ref.model.path=stage2/no/model", *parquet)
+    assert "actor_rollout_ref.model.path=stage2/no/model is no folder" in message
+    from research_plugin.verl_ext.preflight import Preflight
+
+    for given, expected in (("stage1", str(tmp_path / "stage1")), ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B")):
+        config = compose_config("+recipe=research_7b", f"actor_rollout_ref.model.path={given}", *parquet)
+        Preflight().prepare(config)
+        assert config.actor_rollout_ref.model.path == expected

@@ -29,7 +29,8 @@ COMMON = {
     f"{CUSTOM}.mask_observations": True,
     f"{CUSTOM}.when_spent": "stop",
     f"{REWARD}.rules": "paper",
-    f"{REWARD}.search_cost": None,
+    f"{REWARD}.search_cost": 0.0,
+    f"{REWARD}.repeat_penalty": 0.0,
     "trainer.val_before_train": True,
 }
 

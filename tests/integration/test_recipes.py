@@ -248,6 +248,15 @@ def test_base_lists_every_setting_with_its_default() -> None:
     assert listed == defaults
 
 
+def test_base_lists_every_reward_option_with_its_default() -> None:
+    from research_plugin.rewards import compute_score
+
+    listed = yaml.safe_load((RECIPES / "base" / "search.yaml").read_text())["reward"]["custom_reward_function"]
+    options = inspect.signature(compute_score).parameters.values()
+    defaults = {option.name: option.default for option in options if option.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert listed["reward_kwargs"] == {k: v for k, v in defaults.items() if not k.startswith("reward_")}
+
+
 def test_mistyped_setting_fails() -> None:
     from hydra.errors import ConfigCompositionException
 
