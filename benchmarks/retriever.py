@@ -12,7 +12,7 @@ with ``research-plugin index build`` (some minutes) and keeps everything in ``--
 - exact is a flat index, ann is IVF512 with 32 lists visited, on all sides.
 
 Clients run in a process of their own on the same two cores. A cell is measured on one server after the other within
-seconds; CPU is the server process's. The health probe asks every 50 ms while the load runs.
+seconds; CPU is the server process's. A third process asks /health every 50 ms while the load runs.
 """
 
 from __future__ import annotations
