@@ -120,7 +120,7 @@ async def _measure(load: Load, pid: int) -> Measured:
         await asyncio.sleep(0.1)
     stopping = True
     seconds, cpu = time.perf_counter() - started, sum(process.cpu_times()[:2]) - cpu
-    health, _ = await prober.communicate()
+    health, _ = await prober.communicate(b"")  # closes its stdin
     await asyncio.wait(tasks, timeout=60)
     for task in tasks:
         if task.done():
