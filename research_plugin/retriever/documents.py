@@ -121,8 +121,8 @@ def _scan(file: BinaryIO, path: Path) -> tuple[dict[str, Any], array[int]]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 document = parse(line, path, number)
-                # No id holds a NUL next to a length, so no two documents can share these bytes.
-                text = f"{len(document.id)}\0{document.id}\0{document.contents}"
+                # The length keeps the border between the two: ids can hold any character.
+                text = f"{len(document.id)}:{document.id}{document.contents}"
                 digest = blake2b(text.encode(), digest_size=8).digest()
                 order.update(digest)
                 total += int.from_bytes(digest, "little")

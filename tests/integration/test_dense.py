@@ -124,15 +124,20 @@ def test_a_vector_does_not_depend_on_its_batch(encoder: Encoder, settings: Encod
     assert _cosines(rounded.encode_queries(texts), rounded.encode_queries(texts[:1] * 300)[:1]).argmax() == 0
 
 
+_UNKNOWN = "y" * 200  # one token: BERT's tokenizer takes no word of more than 100 characters
+
+
 @pytest.mark.parametrize(
     "text",
-    ["word " * 200_000, "x" * 1_000_000, " " * 1_000_000 + "the end", ("y" * 150 + " ") * 5_000, "\u6771" * 100_000],
+    ["word " * 200_000, "x" * 1_000_000, " " * 1_000_000 + "the end", f"{_UNKNOWN} " * 5_000, "\u6771" * 100_000],
     ids=["words", "one-word", "blanks-first", "unknown-words", "no-blanks"],
 )
 def test_only_the_start_of_a_long_text_is_read_and_that_changes_no_token(encoder: Encoder, text: str) -> None:
     model: Any = encoder._model
-    whole = model._tokenizer(text, truncation=True, max_length=128)["input_ids"]
-    assert model._tokenize([text, "short"], 128)[0] == whole
+    # In the second text the cut falls into a word whose first half alone would fill 16 tokens.
+    for cut, longest in ((text, 128), (f"{_UNKNOWN} {_UNKNOWN} {text[:1000]}", 16)):
+        whole = model._tokenizer(cut, truncation=True, max_length=longest)["input_ids"]
+        assert model._tokenize([cut, "short"], longest)[0] == whole
 
 
 def test_odd_texts_are_encoded(encoder: Encoder) -> None:
@@ -355,8 +360,14 @@ def test_results_depend_on_the_query_alone(engine: dense.DenseEngine) -> None:
         assert [document.id for document in alone] == [document.id for document in documents[:3]]
 
 
-def test_more_than_there_is(small: Small) -> None:
-    (documents,) = dense.make(small.config(small.index())).search(["bridge"], 10**9)
+def test_no_index_is_asked_for_more_than_there_is(small: Small, encoder: Encoder) -> None:
+    class Bounded(FaissIndex):
+        def search(self, vectors: Any, topk: int) -> Any:
+            assert topk <= self.size
+            return super().search(vectors, topk)
+
+    index = Bounded(IndexSettings(path=str(small.index())))
+    (documents,) = dense.DenseEngine(encoder, index, DocumentStore(small.corpus)).search(["bridge"], 10**9)
     assert sorted(document.id for document in documents) == [f"{row:05d}" for row in range(_SMALL)]
 
 
