@@ -78,7 +78,7 @@ def draw_mixes(
             if len(fitting) < share.count:
                 sources = Counter(row["data_source"] for row in left[share.bucket])
                 raise ConfigError(
-                    f"mix {name}: {share.count} {share.source or ''} {share.bucket} questions are wanted and "
+                    f"mix {name}: {share.count} {share.bucket} questions of {share.source or 'any source'} are wanted and "
                     f"{len(fitting)} are left (all that are left there, by data source: {dict(sources)})"
                 )
             rows += fitting[: share.count]
