@@ -11,7 +11,7 @@
 # Its URL goes to RETRIEVER_FILE once it answers queries; the file goes when the server ends.
 set -euo pipefail
 # Slurm runs a copy of this file; the folder it was submitted from holds the others.
-here=${MULTI_NODE:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}
+here=${SLURM_SUBMIT_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}
 # shellcheck source=env.sh
 . "$here/env.sh"
 address=${RETRIEVER_ADDRESS:-$(hostname -f)}

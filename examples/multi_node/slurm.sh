@@ -10,7 +10,7 @@
 #   VENV=/shared/venv sbatch slurm.sh +recipe=research_7b data.train_files=/shared/train.parquet ...
 set -euo pipefail
 # Slurm runs a copy of this file; the folder it was submitted from holds the others.
-here=${MULTI_NODE:-$SLURM_SUBMIT_DIR}
+here=$SLURM_SUBMIT_DIR
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts[0]}
 HEAD=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')

@@ -76,10 +76,10 @@ def draw_mixes(
         for share in shares:
             fitting = [row for row in left[share.bucket] if share.source in (None, row["data_source"])]
             if len(fitting) < share.count:
-                sources = Counter(row["data_source"] for row in left[share.bucket])
+                left_over = dict(Counter(row["data_source"] for row in left[share.bucket]))
                 raise ConfigError(
-                    f"mix {name}: {share.count} {share.bucket} questions of {share.source or 'any source'} are wanted and "
-                    f"{len(fitting)} are left (all that are left there, by data source: {dict(sources)})"
+                    f"mix {name}: {share.count} {share.bucket} questions of {share.source or 'any source'} are wanted "
+                    f"and {len(fitting)} are left (by source: {left_over})"
                 )
             rows += fitting[: share.count]
             taken = {row["extra_info"]["id"] for row in fitting[: share.count]}

@@ -82,6 +82,18 @@ def test_more_attempts_go_on_where_fewer_ended(tmp_path: Path) -> None:
     assert len(script.made) == 3
 
 
+def test_decided_questions_are_told_once_and_not_again(tmp_path: Path) -> None:
+    sample(Script({"a": 1}), tmp_path / "log")
+    told: list[int] = []
+    with AttemptLog(tmp_path / "log", SETTINGS) as log:
+        script = Script({"a": 1, "b": 2, "c": 99})
+        again = sample_until_right(
+            ["a", "b", "c"], script, log, most=3, concurrency=8, on_decided=lambda: told.append(1)
+        )
+        asyncio.run(again)
+    assert len(told) == 2
+
+
 def test_log_refuses_other_settings_a_second_writer_and_a_broken_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     sample(Script({"a": 1}), path)
