@@ -16,7 +16,7 @@ BUCKETS = ("easy", "medium", "hard")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of the buckets, in rollouts until the first right answer (R1-Searcher, arXiv 2503.05592, 2.1)."""
+    """Limits of the buckets, in rollouts until the first right answer (R1-Searcher, arXiv 2503.05592)."""
 
     easy_below: int = 10
     medium_to: int = 20

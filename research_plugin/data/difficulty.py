@@ -1,6 +1,6 @@
 """``research-plugin data difficulty``: sort questions by how many rollouts a model needs until one is right.
 
-The curriculum of R1-Searcher (arXiv 2503.05592, 2.1): the model is served (vLLM), a retriever answers, and turn loop,
+The curriculum of R1-Searcher (arXiv 2503.05592): the model is served (vLLM), a retriever answers, and turn loop,
 protocol and scores are those of training. Files in ``--out``: ``attempts.jsonl`` (every rollout; an interrupted run
 goes on from it), ``results.jsonl`` (one line a question), a parquet file per bucket and per mix.
 """
