@@ -70,11 +70,14 @@ def row(verl: str, vllm: str, folder: Path, train: bool) -> str:
     if said:
         return f"| {verl} | {vllm} | refused | | {said} |"
     _, output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS, cwd=ROOT, seconds=1200)
-    counts = re.findall(r"\d+ (?:passed|failed|error)", output)
+    print(*re.findall(r"^(?:FAILED|ERROR) .*", output, flags=re.MULTILINE), sep="\n", file=sys.stderr)
+    counts = re.findall(r"\d+ (?:passed|skipped|failed|errors?)\b", output.splitlines()[-1])
     state, note = "composed", ""
     if train:
         code, output = run(python, *MAIN, *TRAINING, cwd=folder, seconds=900)
-        state, note = ("run", "2 steps trained") if code == 0 else ("composed", output.strip().splitlines()[-1])
+        state, note = ("run", "2 steps trained") if code == 0 else ("composed", "training failed")
+        if code:
+            print(output[-4000:], file=sys.stderr)
     return f"| {verl} | {vllm} | {state} | {', '.join(counts)} | {note} |"
 
 
