@@ -150,7 +150,8 @@ def _choose_cpu() -> None:
 
 def visible_gpus(config: DictConfig) -> int | None:
     """Count this machine's GPUs, or return None when the run joins a Ray cluster instead of starting one."""
-    if os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address"):
+    address = config.ray_kwargs.get("ray_init", {}).get("address") or os.environ.get("RAY_ADDRESS")
+    if address not in (None, "", "local"):
         return None
     import torch
 
