@@ -23,7 +23,7 @@ def queue() -> Iterator[Any]:
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         tq.init(OmegaConf.create({**compose_config("+recipe=research_tiny").transfer_queue, "enable": True}))
         yield tq
