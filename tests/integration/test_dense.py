@@ -286,8 +286,7 @@ def test_an_effort_that_the_index_does_not_have_is_refused(
 def test_torch_finds_what_flat_finds(
     dense_world: DenseWorld, monkeypatch: pytest.MonkeyPatch, devices: list[str], count: int
 ) -> None:
-    # Blocks of a few hundred rows, so that there are borders.
-    monkeypatch.setattr("research_plugin.retriever.torch_index._SCORE_BYTES", {"cpu": 2**18})
+    monkeypatch.setattr("research_plugin.retriever.torch_index._CPU_BLOCK_ROWS", 700)
     flat, path = FaissIndex(IndexSettings(path=str(dense_world.index))), str(dense_world.index)
     vectors = flat.stored(range(0, 100 * count, 100))
     assert vectors is not None
