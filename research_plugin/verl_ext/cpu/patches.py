@@ -13,7 +13,7 @@ from typing import Any
 from research_plugin.errors import VersionError
 
 VERL_VERSIONS = ("0.9.0", "0.9.1")
-VLLM_VERSIONS = ("0.27.1", "0.28.0")
+VLLM_VERSIONS = ("0.28.0",)
 
 
 def check_versions() -> None:
