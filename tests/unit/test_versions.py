@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 
 import pytest
+from composing import ROOT
+from versions import COMBINATIONS
 
 from research_plugin.errors import VersionError
 from research_plugin.versions import check_verl
@@ -37,3 +40,8 @@ def test_missing_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(VersionError, match="verl is not installed"):
         check_verl()
+
+
+def test_docs_have_a_row_for_each_combination_that_the_script_tries() -> None:
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| (?:run|refused)", (ROOT / "docs" / "versions.md").read_text(), re.M)
+    assert rows == list(COMBINATIONS)
