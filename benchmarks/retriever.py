@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per cell (default: %(default)s)")
     args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    # Without a handler SIGTERM, which `timeout` sends, would end this process and leave the servers behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     data = args.data.resolve()
     make_data(data, args.rows)
     limits = measure_limits(data)
