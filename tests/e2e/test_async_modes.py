@@ -58,8 +58,8 @@ def test_colocate_async_trains_ahead_of_the_weights(tmp_path: Path) -> None:
         assert sum(tokens) == pytest.approx(row["response_length/mean"], rel=1e-4)
         assert row["rollout/aborted/total"] == 0.0  # resumed, not left out
         assert 0.0 <= row["rollout/groups_without_spread/share"] <= 1.0
-    # Step 1 has one weight version: engine and trainer agree. Those of step 2 were begun with the old one; how many were
-    # still under way at the update, and ended with the new one, is a matter of time.
+    # Step 1 has one weight version: engine and trainer agree. The rollouts of step 2 were begun with the old one; how
+    # many were still under way at the update, and ended with the new one, is a matter of time.
     assert steps[0]["training/rollout_probs_diff_max"] < 1e-3 < steps[1]["training/rollout_probs_diff_max"]
     assert steps[1]["training/off_policy/trajectory_spans/max"] in (1, 2)
     dumped = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "2.jsonl").read_text().splitlines()]
