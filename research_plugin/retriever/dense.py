@@ -14,7 +14,7 @@ from research_plugin.retriever.documents import DocumentStore
 from research_plugin.retriever.encoder import Encoder
 from research_plugin.retriever.engine import SILENT, Stages
 from research_plugin.retriever.faiss_index import FaissIndex
-from research_plugin.retriever.manifest import compare, manifest_path, read_manifest
+from research_plugin.retriever.manifest import Manifest, compare, manifest_path, read_manifest
 from research_plugin.retriever.probe import find_fault
 from research_plugin.retriever.settings import RetrieverConfig
 from research_plugin.retriever.torch_index import TorchIndex
@@ -84,6 +84,18 @@ def make(config: RetrieverConfig) -> DenseEngine:
     return DenseEngine(encoder, index, store)
 
 
+def manifest_faults(manifest: Manifest, encoder: Encoder, index: VectorIndex, store: DocumentStore) -> list[str]:
+    """What the manifest says otherwise than what is loaded."""
+    return compare(
+        manifest,
+        rows=index.size,
+        dimension=index.dimension,
+        metric=index.metric,
+        corpus=store.fingerprint(),
+        encoder=encoder.fingerprint(),
+    )
+
+
 def check(config: RetrieverConfig, encoder: Encoder, index: VectorIndex, store: DocumentStore) -> None:
     """Compare the three with each other and with the manifest; what no manifest tells, the index is probed for."""
     path = str(config.index.path)
@@ -101,14 +113,7 @@ def check(config: RetrieverConfig, encoder: Encoder, index: VectorIndex, store: 
         _log.warning("index %s: L2 distance with encoder.normalize=false ranks by length, too; is that meant?", path)
     manifest = read_manifest(path)
     if manifest is not None:
-        faults = compare(
-            manifest,
-            rows=index.size,
-            dimension=index.dimension,
-            metric=index.metric,
-            corpus=store.fingerprint(),
-            encoder=encoder.fingerprint(),
-        )
+        faults = manifest_faults(manifest, encoder, index, store)
         if faults:
             raise ConfigError(f"index {path} was built otherwise (see {manifest_path(path)}): {'; '.join(faults)}")
         if manifest.corpus and manifest.encoder:

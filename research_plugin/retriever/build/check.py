@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from research_plugin.errors import DataError, ResearchPluginError
-from research_plugin.retriever.manifest import compare, read_manifest
+from research_plugin.retriever.dense import manifest_faults
+from research_plugin.retriever.manifest import read_manifest
 from research_plugin.retriever.probe import find_fault
 from research_plugin.retriever.settings import RetrieverConfig
 
@@ -81,12 +82,5 @@ def _manifest(path: str, index: VectorIndex, store: DocumentStore, encoder: Enco
     if manifest is None:
         yield Finding("manifest", True, "none beside the index; its vectors alone are judged")
         return
-    faults = compare(
-        manifest,
-        rows=index.size,
-        dimension=index.dimension,
-        metric=index.metric,
-        corpus=store.fingerprint(),
-        encoder=encoder.fingerprint(),
-    )
+    faults = manifest_faults(manifest, encoder, index, store)
     yield Finding("manifest", not faults, "; ".join(faults) or "same corpus, same order, same encoder")
