@@ -1,4 +1,4 @@
-"""How an answer is compared with golden answers: normalisation, token F1, exact match and cover match.
+"""How an answer is compared with golden answers: normalisation, token overlap, exact match, cover match.
 
 Pure text, the same for training and evaluation. It knows nothing of tags, boxes, rollouts or scores.
 """
@@ -21,6 +21,7 @@ __all__ = [
     "fold_unicode",
     "normalise",
     "token_f1",
+    "token_overlap",
     "tokenise",
 ]
 
@@ -93,18 +94,24 @@ def tokenise(text: str, *, fold: bool = True, per_character: bool = False) -> li
     return normalised.split()
 
 
-def token_f1(prediction: Sequence[str], golden: Sequence[str]) -> float:
-    """Return the F1 of two token multisets, 2PR / (P + R).
+def token_overlap(prediction: Sequence[str], golden: Sequence[str]) -> tuple[float, float]:
+    """Return precision and recall of two token multisets.
 
     An answer that is exactly yes, no or noanswer, on either side, earns nothing unless both are the same.
     """
     if prediction != golden and (_is_closed(prediction) or _is_closed(golden)):
-        return 0.0
+        return 0.0, 0.0
     same = sum((Counter(prediction) & Counter(golden)).values())
-    if not same:
-        return 0.0
-    precision, recall = same / len(prediction), same / len(golden)
-    return 2 * precision * recall / (precision + recall)
+    return (same / len(prediction), same / len(golden)) if same else (0.0, 0.0)
+
+
+def token_f1(prediction: Sequence[str], golden: Sequence[str]) -> float:
+    """Return the F1 of two token multisets, 2PR / (P + R), of `token_overlap`."""
+    return _f1(*token_overlap(prediction, golden))
+
+
+def _f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision else 0.0
 
 
 def _is_closed(tokens: Sequence[str]) -> bool:
@@ -126,6 +133,10 @@ class Comparison:
     cem: float
     """1.0 if the tokens of a golden answer stand in a row in the prediction (cover-EM). Whole tokens: "no" is not
     covered by "nothing"."""
+    precision: float
+    """Share of the prediction's tokens that a golden answer has."""
+    recall: float
+    """Share of a golden answer's tokens that the prediction has."""
 
 
 def compare(
@@ -134,10 +145,13 @@ def compare(
     """Compare ``prediction`` with ``golden_answers``; ``fold`` and ``per_character`` as in `tokenise`."""
     tokens = tokenise(prediction, fold=fold, per_character=per_character)
     golden = [tokenise(answer, fold=fold, per_character=per_character) for answer in golden_answers]
+    overlaps = [token_overlap(tokens, answer) for answer in golden]
     return Comparison(
-        f1=max((token_f1(tokens, answer) for answer in golden), default=0.0),
+        f1=max((_f1(*overlap) for overlap in overlaps), default=0.0),
         em=float(bool(tokens) and tokens in golden),
         cem=float(any(_covers(tokens, answer) for answer in golden)),
+        precision=max((precision for precision, _ in overlaps), default=0.0),
+        recall=max((recall for _, recall in overlaps), default=0.0),
     )
 
 

@@ -128,3 +128,19 @@ def test_per_character_gives_partial_credit() -> None:
     assert f1_score(prediction, golden) == 0.0
     assert f1_score(prediction, golden, per_character=True) == pytest.approx(0.8)
     assert cover_match(prediction, golden, per_character=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden", "precision", "recall"),
+    [
+        ("the red fox", ["red fox"], 1.0, 1.0),
+        ("red dog", ["red fox cub", "dog"], 0.5, 1.0),
+        ("yes it is", ["yes"], 0.0, 0.0),
+        ("yes", ["Yes."], 1.0, 1.0),
+        ("", ["red"], 0.0, 0.0),
+    ],
+    ids=["same", "best_of_two", "closed_against_words", "closed_alike", "empty"],
+)
+def test_precision_and_recall(prediction: str, golden: list[str], precision: float, recall: float) -> None:
+    found = compare(prediction, golden)
+    assert (found.precision, found.recall) == (precision, recall)

@@ -1,0 +1,1 @@
+"""Evaluations: methods against a served model, what they score, and the judge."""
