@@ -6,6 +6,7 @@ import argparse
 import importlib
 
 ACTIONS = {
+    "prepare": ("research_plugin.data.prepare", "turn JSONL questions into the Parquet that veRL reads"),
     "difficulty": ("research_plugin.data.difficulty", "sort questions by how many rollouts a served model needs"),
 }
 
