@@ -63,7 +63,7 @@ class RetrieverApp:
         self._make_engine, self._settings, self._on_loaded = make_engine, settings, on_loaded
         self._token = None if token is None else f"Bearer {token}".encode()
         self._description = description
-        self._limits = RequestLimits.of(settings, description.get("topk"))
+        self._limits = RequestLimits.of(settings, description.get("max_topk"), description.get("topk"))
         self._engine: Engine | None = None
         self._batcher: Batcher | None = None
         self._failure: str | None = None
@@ -202,6 +202,8 @@ class RetrieverApp:
             status = "draining"
         elif self._failure is not None:
             status, known["error"] = "failed", self._failure
+        elif self._batcher is not None and self._batcher.failing:
+            status, known["error"] = "failing", self._batcher.failing
         else:
             status = "loading" if self._engine is None else "ready"
         body = self._encode({"status": status, **known})
@@ -283,8 +285,9 @@ def create_app(
         make_engine: builds the engine; may take minutes.
         settings: limits, queue, deadline.
         token: if given, every route but /health and /live wants ``Authorization: Bearer <token>``.
-        description: ``engine``, ``size``, ``topk`` and ``corpus`` as /health shows them; engine and size come from the
-            engine if they are left out or None. ``topk`` is also what a request gets that names no number.
+        description: ``engine``, ``size``, ``corpus`` and so on as /health shows them; engine and size come from the
+            engine if they are left out or None. ``topk`` is also what a request gets that names no number, ``max_topk``
+            the most it may ask for (None: that of ``settings``).
         on_loaded: called in the event loop with the engine, or with the error that kept it from loading.
     """
     return RetrieverApp(make_engine, settings, token, description or {}, on_loaded or (lambda outcome: None))

@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _DELIVERED_AT_ONCE = 32
 _LONGEST_TOKENS = 512
 _LOG_SECONDS = 1.0
+_FAILING_QUERIES, _FAILING_SECONDS = 8, 60.0
 
 
 class QueueFull(Exception):
@@ -76,12 +77,25 @@ class Batcher:
         self._computing: dict[str, _Job] = {}
         self._closed = False
         self._logged = 0.0
+        self._failed: set[str] = set()  # queries that failed since the engine last answered one
+        self._failed_at, self._failure = 0.0, ""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def failing(self) -> str | None:
+        """Why nothing is to be expected of the engine; None once it has answered, or not failed for a minute: without
+        requests it could not show that it works again. One query that it cannot take, sent over and over, is one."""
+        recent = time.monotonic() - self._failed_at < _FAILING_SECONDS
+        if len(self._failed) < _FAILING_QUERIES or not recent:
+            return None
+        return (
+            f"the engine failed on each of the last {_FAILING_QUERIES} queries or more ({self._failure}); see the log"
+        )
 
     async def search(self, queries: list[str], topk: int) -> list[list[Document]]:
         """Queue the queries and wait for all of them. If the caller is cancelled, what only it wanted is dropped.
@@ -202,7 +216,10 @@ class Batcher:
             self._engine.close()
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for queries and take those that came first; empty: the server ends."""
+        """Wait for queries and take those that came first; empty: the server ends.
+
+        Only equal topk are batched: a page more is nothing to an index, but seconds and money to the web.
+        """
         batch: list[_Job] = []
         tokens = 0
         with self._wake:
@@ -211,6 +228,8 @@ class Batcher:
             if self._closed:
                 return []
             for job in self._waiting.values():
+                if batch and job.topk != batch[0].topk:
+                    continue
                 tokens += _tokens(job.query)
                 if batch and (len(batch) == self._settings.max_batch or tokens > self._settings.max_batch_tokens):
                     break
@@ -229,7 +248,7 @@ class Batcher:
             return
         started = time.perf_counter()
         try:
-            rows = self._engine.search([job.query for job in jobs], max(job.topk for job in jobs), self._stages)
+            rows = self._engine.search([job.query for job in jobs], jobs[0].topk, self._stages)
             if len(rows) != len(jobs):
                 raise RuntimeError(f"engine {self._engine.name} returned {len(rows)} rows for {len(jobs)} queries")
         except BaseException as error:  # whatever it is, SystemExit included, the thread must live on
@@ -238,16 +257,20 @@ class Batcher:
                 self._compute(jobs[: len(jobs) // 2])
                 self._compute(jobs[len(jobs) // 2 :])
             else:
-                self._log_failure(jobs[0], error)
+                self._note_failure(jobs[0], error)
                 self._loop.call_soon_threadsafe(self._fail, jobs[0])
             return
+        self._failed.clear()
         self._metrics.engine_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(jobs))
         self._loop.call_soon_threadsafe(self._deliver, jobs, rows)
 
-    def _log_failure(self, job: _Job, error: BaseException) -> None:
+    def _note_failure(self, job: _Job, error: BaseException) -> None:
         """Log a traceback, but not hundreds a second when the engine fails on everything."""
         self._metrics.engine_failures.inc()
+        self._failed_at, self._failure = time.monotonic(), type(error).__name__
+        if len(self._failed) < _FAILING_QUERIES:
+            self._failed.add(job.query)
         if time.monotonic() - self._logged > _LOG_SECONDS:
             self._logged = time.monotonic()
             _log.error("engine %s failed on %d characters", self._engine.name, len(job.query), exc_info=error)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from research_plugin.retriever.settings import RetrieverConfig
+from research_plugin.retriever.validate import topk_limits
 
 
 def describe(config: RetrieverConfig) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def describe(config: RetrieverConfig) -> dict[str, Any]:
         "model": _name(config.encoder.model_path) if config.engine in ("dense", "hybrid") else None,
         "reranker": _name(config.rerank.model_path),
         "topk": config.topk,
-        "max_topk": config.server.max_topk,
+        "max_topk": min(topk_limits(config).values()),
     }
 
 

@@ -24,7 +24,7 @@ class HybridEngine:
     Args:
         engines: two or more, over the same corpus; a document's id is the same in all of them.
         candidates: documents taken from each ranking, whatever a request asks for: its answer must not depend on the
-            larger request that it was batched with. So no query gets more than ``candidates * len(engines)``.
+            larger request that it was batched with. The server lets no request ask for more.
 
     Raises:
         DataError: the engines hold different numbers of documents.
@@ -69,7 +69,7 @@ def make(config: RetrieverConfig) -> HybridEngine:
     """Make the engines named in ``config.hybrid``, all with the rest of ``config``, and fuse them.
 
     Raises:
-        ConfigError: fewer than two engines, one named twice, or hybrid itself among them; or too few candidates.
+        ConfigError: fewer than two engines, one named twice, or hybrid itself among them.
         DataError: the engines turn out to hold different corpora.
     """
     from research_plugin.retriever.engines import make_engine
@@ -77,10 +77,6 @@ def make(config: RetrieverConfig) -> HybridEngine:
     names = config.hybrid
     if len(set(names)) != len(names) or len(names) < 2 or "hybrid" in names:
         raise ConfigError(f"hybrid={names}: give two or more different engines, such as [bm25, dense]")
-    if config.hybrid_candidates < (config.topk or 1):
-        raise ConfigError(
-            f"hybrid_candidates={config.hybrid_candidates}: must be at least topk ({config.topk or 1}); 50 is usual"
-        )
     # Reranking comes after the fusion, once.
     engines = [make_engine(dataclasses.replace(config, engine=name, rerank=RerankSettings())) for name in names]
     return HybridEngine(engines, config.hybrid_candidates)

@@ -22,7 +22,7 @@ class RerankEngine:
         engine: finds the documents.
         scorer: scores them.
         candidates: documents per query that are scored, whatever a request asks for: its answer must not depend on the
-            larger request that it was batched with. So no query gets more than this.
+            larger request that it was batched with. The server lets no request ask for more.
     """
 
     def __init__(self, engine: Engine, scorer: CrossEncoder, candidates: int) -> None:
@@ -132,9 +132,6 @@ def rerank(engine: Engine, config: RetrieverConfig) -> RerankEngine:
     """Put the reranker of ``config.rerank`` around ``engine``.
 
     Raises:
-        ConfigError: see `CrossEncoder`; or fewer candidates than ``config.topk``.
+        ConfigError: see `CrossEncoder`.
     """
-    settings = config.rerank
-    if settings.candidates < (config.topk or 1):
-        raise ConfigError(f"rerank.candidates={settings.candidates}: must be at least topk ({config.topk})")
-    return RerankEngine(engine, CrossEncoder(settings, config.threads), settings.candidates)
+    return RerankEngine(engine, CrossEncoder(config.rerank, config.threads), config.rerank.candidates)

@@ -27,12 +27,12 @@ class RequestLimits:
     """Used when a request names no topk; None: the route's own default (10 or 3)."""
 
     @classmethod
-    def of(cls, settings: ServerSettings, default_topk: int | None) -> RequestLimits:
+    def of(cls, settings: ServerSettings, max_topk: int | None, default_topk: int | None) -> RequestLimits:
         return cls(
             settings.max_body_mb * 2**20,
             settings.max_query_chars,
             settings.max_queries,
-            settings.max_topk,
+            max_topk or settings.max_topk,
             default_topk,
         )
 

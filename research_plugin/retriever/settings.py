@@ -70,7 +70,7 @@ class RerankSettings:
     model_path: str | None = None
     """Hugging Face sequence-classification model; None: no reranking."""
     candidates: int = 50
-    """Documents per query handed to it."""
+    """Documents per query handed to it; a request may ask for no more."""
     max_length: int = 512
     """Tokens of query and document together."""
     dtype: str = "auto"
@@ -187,7 +187,7 @@ class RetrieverConfig:
     hybrid: list[str] = field(default_factory=lambda: ["bm25", "dense"])
     """hybrid: the engines whose rankings are fused (reciprocal rank)."""
     hybrid_candidates: int = 50
-    """hybrid: documents taken from each ranking."""
+    """hybrid: documents taken from each ranking; a request may ask for no more."""
     flashrag_config: str | None = None
     """flashrag: FlashRAG's own YAML file for the retriever."""
     threads: int = 1

@@ -80,8 +80,9 @@ def value_faults(config: RetrieverConfig) -> Iterator[str]:
         value = get(config, key)
         if isinstance(value, int | float) and not value > 0:
             yield f"{key}: got {value}; must be above 0"
-    if config.topk is not None and config.topk > config.server.max_topk:
-        yield f"topk: got {config.topk}; server.max_topk={config.server.max_topk} is the most a request may ask for"
+    for key, most in topk_limits(config).items():
+        if config.topk is not None and config.topk > most:
+            yield f"topk: got {config.topk}; {key}={most} is the most a request may ask for"
     if config.engine == "bm25" and config.index.path:
         yield f"index.path: got {config.index.path!r}, but engine bm25 makes its own index; is engine=dense missing?"
     if config.ray.max_replicas < config.ray.min_replicas:
@@ -100,6 +101,14 @@ def file_faults(config: RetrieverConfig) -> Iterator[str]:
             yield f"{key}: not set; engine {config.engine} needs it"
         elif key in FILES and not Path(str(value)).is_file():
             yield f"{key}: {value}: no such file"
+
+
+def topk_limits(config: RetrieverConfig) -> dict[str, int]:
+    """The settings that bound how many documents a request may ask for; the smallest counts."""
+    keys = ["server.max_topk"]
+    keys += ["hybrid_candidates"] if config.engine == "hybrid" else []
+    keys += ["rerank.candidates"] if config.rerank.model_path else []
+    return {key: int(str(get(config, key))) for key in keys}
 
 
 def engine_names(config: RetrieverConfig) -> list[str]:

@@ -68,11 +68,11 @@ async def held(engine: StubEngine | None = None, **settings: int) -> AsyncIterat
 
 async def test_batch_takes_what_waits_and_computes_equal_queries_once() -> None:
     async with held(max_batch=3) as waiting:
-        for topk, query in enumerate(["a", "b", "a", "c", "d"], start=1):
-            await waiting.add(query, topk=min(topk, 3))
+        for query, topk in (("a", 1), ("b", 3), ("a", 3), ("c", 3), ("d", 3)):
+            await waiting.add(query, topk=topk)
         found = await waiting.finish()
     assert waiting.engine.batches == [["first"], ["a", "b", "c"], ["d"]]
-    assert [len(rows[0]) for rows in found] == [1, 1, 2, 3, 3, 3]  # type: ignore[arg-type]
+    assert [len(rows[0]) for rows in found] == [1, 1, 3, 3, 3, 3]  # type: ignore[arg-type]
 
 
 async def test_batch_is_bounded_by_estimated_tokens() -> None:
@@ -80,6 +80,15 @@ async def test_batch_is_bounded_by_estimated_tokens() -> None:
         await waiting.add("a" * 400, "b" * 384, "c", "東" * 198, "d" * 100_000)
         await waiting.finish()
     assert [[query[0] for query in batch] for batch in waiting.engine.batches[1:]] == [["a", "b"], ["c"], ["東"], ["d"]]
+
+
+async def test_only_equal_topk_are_batched_and_nobody_waits_forever() -> None:
+    async with held() as waiting:
+        for query, topk in (("a", 1), ("b", 3), ("c", 1), ("d", 2), ("e", 3)):
+            await waiting.add(query, topk=topk)
+        found = await waiting.finish()
+    assert waiting.engine.batches == [["first"], ["a", "c"], ["b", "e"], ["d"]]
+    assert [len(rows[0]) for rows in found if isinstance(rows, list)] == [1, 1, 3, 1, 2, 3]
 
 
 async def test_a_query_joins_an_equal_one_that_is_being_computed_if_that_asks_for_enough() -> None:

@@ -86,11 +86,6 @@ def test_engines_must_be_two_and_different(names: list[str]) -> None:
         make(RetrieverConfig(engine="hybrid", hybrid=names))
 
 
-def test_fewer_candidates_than_topk_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hybrid_candidates=5: must be at least topk \(10\)"):
-        make(RetrieverConfig(engine="hybrid", hybrid_candidates=5, topk=10))
-
-
 def test_members_share_the_configuration_but_not_the_reranker(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[RetrieverConfig] = []
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from research_plugin.document import Document
-from research_plugin.errors import ConfigError
 from research_plugin.retriever.engine import SILENT, Stages
-from research_plugin.retriever.rerank import RerankEngine, rerank
-from research_plugin.retriever.settings import RerankSettings, RetrieverConfig
+from research_plugin.retriever.rerank import RerankEngine
 
 
 class NumberEngine:
@@ -68,9 +64,3 @@ def test_it_answers_for_the_engine_inside() -> None:
     assert (stages, scorer.texts) == (["rerank"], 6)
     engine.close()
     assert inner.closed
-
-
-def test_fewer_candidates_than_topk_are_refused() -> None:
-    config = RetrieverConfig(topk=20, rerank=RerankSettings(model_path="m", candidates=10))
-    with pytest.raises(ConfigError, match=r"rerank.candidates=10: must be at least topk \(20\)"):
-        rerank(NumberEngine(), config)

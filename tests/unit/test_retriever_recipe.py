@@ -18,7 +18,7 @@ from research_plugin.retriever.engines import ENGINES, make_engine
 from research_plugin.retriever.memory import check_memory
 from research_plugin.retriever.recipe import load_config, recipe_names, show_config
 from research_plugin.retriever.settings import EncoderSettings, IndexSettings, RerankSettings, RetrieverConfig
-from research_plugin.retriever.validate import file_faults, get
+from research_plugin.retriever.validate import file_faults, get, topk_limits
 
 pytest.importorskip("omegaconf")
 RECIPES = Path(__file__).parents[2] / "recipes" / "retriever"
@@ -238,6 +238,26 @@ def test_a_mistake_is_named_with_what_is_allowed(override: str, message: str) ->
         load_config(None, [override, *also])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "limits"),
+    [
+        ([], {"server.max_topk": 100}),
+        (["engine=hybrid", "hybrid_candidates=30"], {"server.max_topk": 100, "hybrid_candidates": 30}),
+        (["rerank.model_path=m", "rerank.candidates=20"], {"server.max_topk": 100, "rerank.candidates": 20}),
+        (["rerank.candidates=20", "hybrid_candidates=30"], {"server.max_topk": 100}),
+    ],
+    ids=["plain", "hybrid", "rerank", "unused"],
+)
+def test_no_request_may_ask_for_more_than_the_candidates(overrides: list[str], limits: dict[str, int]) -> None:
+    config = load_config(None, overrides)
+    assert topk_limits(config) == limits
+    assert describe(config)["max_topk"] == min(limits.values())
+    if len(limits) > 1:
+        key, most = list(limits.items())[1]
+        with pytest.raises(ConfigError, match=f"topk: got {most + 1}; {key}={most} is the most"):
+            load_config(None, [*overrides, f"topk={most + 1}"])
+
+
 def test_values_out_of_range_come_all_at_once() -> None:
     with pytest.raises(ConfigError, match=r"threads: got 0.*server\.max_queue: got -1"):
         load_config(None, ["server.max_queue=-1", "threads=0"])
@@ -382,7 +402,7 @@ def test_a_server_of_the_same_recipe_does_not_differ() -> None:
         ({"topk": 3}, ["topk is 3, expected 5"]),
         ({"topk": None}, ["topk is None, expected 5"]),
         ({"size": 99}, ["size is 99, expected 100"]),
-        ({"max_topk": 4}, ["max_topk is 4, expected 100 or more"]),
+        ({"max_topk": 4}, ["max_topk is 4, expected 50 or more"]),
         ({"max_topk": 1000, "something": "else"}, []),
         ({"engine": "bm25", "size": 1}, ["engine is 'bm25', expected 'dense'", "size is 1, expected 100"]),
     ],

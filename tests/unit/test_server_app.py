@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -118,6 +119,9 @@ async def test_server_topk_limit_and_default() -> None:
     async with serving(StubEngine, settings=ServerSettings(max_topk=2), description={"topk": 1}) as client:
         assert (await client.post("/search", json={"query": "q"})).json() == PLAIN[:1]
         assert (await client.post("/search", json={"query": "q", "top_n": 3})).status_code == 400
+    async with serving(StubEngine, description={"max_topk": 2}) as client:
+        refused = await client.post("/search", json={"query": "q", "top_n": 3})
+        assert refused.json()["error"]["message"] == "top_n must be from 1 to 2 here (corpus: 3 documents)"
 
 
 async def test_server_says_loading_until_the_engine_is_there() -> None:
@@ -270,6 +274,31 @@ async def test_server_engine_failure_hits_only_its_own_query(caplog: pytest.LogC
         assert "secret detail" not in responses[2].text
         assert (await client.post("/search", json={"query": "after"})).status_code == 200
     assert "secret detail" in caplog.text
+
+
+async def test_server_health_is_503_while_the_engine_fails_on_every_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = StubEngine()
+    async with serving(lambda: engine) as client:
+
+        async def search(query: str) -> int:
+            return (await client.post("/search", json={"query": query})).status_code
+
+        engine.broken = MemoryError()
+        assert {await search("same") for _ in range(20)} == {500}
+        assert (await client.get("/health")).status_code == 200
+        assert {await search(f"q{number}") for number in range(8)} == {500}
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["status"], health.json()["size"]) == (503, "failing", 3)
+        assert "failed on each of the last 8 queries or more (MemoryError)" in health.json()["error"]
+        assert (await client.get("/live")).status_code == 200
+        now = time.monotonic()
+        with monkeypatch.context() as later:
+            later.setattr("research_plugin.retriever.batcher.time.monotonic", lambda: now + 61)
+            assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/health")).status_code == 503
+        engine.broken = None
+        assert await search("same") == 200
+        assert (await client.get("/health")).json()["status"] == "ready"
 
 
 async def test_server_64_mixed_requests_at_once() -> None:
