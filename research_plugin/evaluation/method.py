@@ -21,6 +21,9 @@ __all__ = ["METHODS", "Attempt", "Method", "Reply", "Settings", "World", "get_me
 METHODS = {
     "direct": "research_plugin.evaluation.prompted:direct",
     "rag": "research_plugin.evaluation.prompted:rag",
+    "iter_retgen": "research_plugin.evaluation.baselines.iter_retgen:iter_retgen",
+    "ircot": "research_plugin.evaluation.baselines.ircot:ircot",
+    "search_o1": "research_plugin.evaluation.baselines.search_o1:search_o1",
 }
 
 

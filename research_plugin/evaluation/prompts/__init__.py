@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from research_plugin.document import Document
 def load(name: str) -> str:
     """Return the text of ``<name>.txt``."""
     return (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8").strip()
+
+
+def fill(name: str, **parts: str) -> str:
+    """Return the text of ``<name>.txt`` with every ``{part}`` filled in; what is filled in may hold braces itself."""
+    return re.sub(r"\{(\w+)\}", lambda found: parts.get(found[1], found[0]), load(name))
 
 
 def list_passages(documents: Iterable[Document]) -> str:

@@ -1,0 +1,1 @@
+"""The baselines that search more than once, one module each."""
