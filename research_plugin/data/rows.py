@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from research_plugin.errors import DataError
+from research_plugin.rewards import golden_answers
 
 
 class Row(TypedDict):
@@ -61,3 +62,36 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         }
     )
     parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), path)
+
+
+def read_parquet(paths: Sequence[Path]) -> dict[str, Row]:
+    """Read the rows of veRL parquet files, by id.
+
+    Raises:
+        DataError: a file cannot be read, a row lacks what `Row` has or a golden answer, or an id comes twice.
+    """
+    from pyarrow import ArrowException, parquet
+
+    questions: dict[str, Row] = {}
+    for path in paths:
+        try:
+            rows = parquet.read_table(path).to_pylist()
+        except (OSError, ArrowException) as error:
+            raise DataError(f"{path} cannot be read: {error}; a parquet file of questions is needed") from error
+        for number, row in enumerate(rows):
+            try:
+                row_id = row["extra_info"]["id"]
+                golden_answers(row["reward_model"]["ground_truth"], f"{path}, row {number}")
+                question_text(row)
+            except (KeyError, TypeError, IndexError) as error:
+                raise DataError(
+                    f"{path}, row {number}: {error!r}; docs/data.md has the columns that are needed"
+                ) from error
+            if questions.setdefault(row_id, row) is not row:
+                raise DataError(f"{path}, row {number}: the id {row_id!r} came before; ids must differ over all files")
+    return questions
+
+
+def question_text(row: Row) -> str:
+    """Return the question: the last user message of the row's prompt."""
+    return [message["content"] for message in row["prompt"] if message["role"] == "user"][-1]

@@ -14,9 +14,10 @@ from stubs import SHORT, CharTokenizer
 from research_plugin.data.attempts import AttemptLog, sample_until_right
 from research_plugin.data.buckets import Bounds, draw_mixes, parse_mix
 from research_plugin.data.rows import Row, make_row
-from research_plugin.data.served_model import ServedModel, read_turn
 from research_plugin.errors import ConfigError, DataError, SearchError
 from research_plugin.protocol import SEARCH_R1
+from research_plugin.served.model import ServedModel
+from research_plugin.served.turns import read_turn
 
 SETTINGS = {"model": "m", "limits": (1, 2)}
 
