@@ -32,6 +32,7 @@ def check_config(config: Mapping[str, Any], *, visible_gpus: int | None = None) 
     return agent, [
         *_data_problems(config),
         *_model_problems(config),
+        *_lora_problems(config),
         *_size_problems(config),
         *_separate_async_problems(config),
         *_gpu_problems(config, visible_gpus),
@@ -58,6 +59,18 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
     looks_local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
     if looks_local and "://" not in path and not Path(path).expanduser().is_dir():
         yield f"actor_rollout_ref.model.path={path} is no folder; give a Hugging Face model folder or a hub name"
+
+
+def _lora_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Find base weights that veRL would send to vLLM's CPU build under LoRA's names, which its reload does not know."""
+    model, rollout = config["actor_rollout_ref"]["model"], config["actor_rollout_ref"]["rollout"]
+    adapters = (model.get("lora_rank") or 0) > 0 and not (model.get("lora") or {}).get("merge")
+    sent = "dummy" in (rollout.get("load_format") or "")  # veRL 0.9.1, workers/engine_workers.py, init_model
+    if config["trainer"]["device"] == "cpu" and adapters and sent:
+        yield (
+            "on a CPU vLLM has to read a LoRA model's base weights itself: set "
+            "actor_rollout_ref.rollout.load_format=safetensors, or actor_rollout_ref.model.lora.merge=true"
+        )
 
 
 def _size_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -215,6 +215,17 @@ def test_schedule_needs_the_trainer_that_tells_the_step(good: dict[str, Any]) ->
     assert f"{CUSTOM}.max_searches_schedule needs trainer.use_v1=true" in problem
 
 
+def test_base_weights_of_a_lora_model_are_read_by_vllm_on_a_cpu(good: dict[str, Any]) -> None:
+    config = changed(changed(good, "trainer.device", "cpu"), "actor_rollout_ref.rollout.load_format", "dummy")
+    assert config_problems(config) == []
+    config = changed(config, "actor_rollout_ref.model.lora_rank", 8)
+    (problem,) = config_problems(config)
+    assert "actor_rollout_ref.rollout.load_format=safetensors" in problem
+    assert config_problems(changed(config, "actor_rollout_ref.rollout.load_format", "safetensors")) == []
+    assert config_problems(changed(config, "actor_rollout_ref.model.lora", {"merge": True})) == []
+    assert config_problems(changed(config, "trainer.device", "cuda"), visible_gpus=None) == []
+
+
 def test_separate_async_needs_gpus_a_transfer_and_a_batch_of_its_own(good: dict[str, Any]) -> None:
     config = changed(good, "trainer.v1", {"trainer_mode": "sync", "separate_async": {"parameter_sync_step": 4}})
     config["actor_rollout_ref"]["rollout"] |= {"nnodes": 0, "checkpoint_engine": {"backend": "naive"}}

@@ -9,8 +9,6 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from research_plugin.errors import ConfigError
-
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
     """veRL's worker extension with vLLM's own reload instead of ``model.load_weights``.
@@ -25,15 +23,10 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
     ) -> None:
         """Receive every bucket, then reload the model; LoRA adapters are added to it as on a GPU.
 
-        Raises:
-            ConfigError: base weights of a LoRA model, whose names ("base_layer") vLLM's reload does not know.
+        Base weights of a LoRA model, whose names ("base_layer") vLLM's reload does not know, do not come: the preflight
+        refuses the setting that would have them sent (`research_plugin.checks`).
         """
         self.device = self.device or torch.device("cpu")
-        if peft_config and not base_sync_done:
-            raise ConfigError(
-                "on a CPU vLLM has to read a LoRA model's base weights itself: set "
-                "actor_rollout_ref.rollout.load_format=safetensors"
-            )
         if peft_config:
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
             return
