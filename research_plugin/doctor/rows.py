@@ -24,7 +24,7 @@ class RowsSeen:
     first: list[str] = field(default_factory=list)
     """The first questions, at most 32."""
     faulty: int = 0
-    """Rows without a golden answer or a user message."""
+    """Rows without a golden answer, a user message or a data source."""
     fault: str = ""
     """What is wrong with the first of them."""
 
@@ -116,10 +116,14 @@ def _read(paths: Sequence[str], prompt_key: str) -> RowsSeen:
     seen = RowsSeen()
     for path in paths:
         before = seen.count
-        for number, row in enumerate(_rows(path, (prompt_key, "reward_model"))):
+        for number, row in enumerate(_rows(path, (prompt_key, "reward_model", "data_source"))):
             seen.count += 1
             where = f"{path}, row {number}"
             try:
+                if "data_source" not in row:  # reward_manager/naive.py: a KeyError in every rollout
+                    raise DataError(
+                        f"{where}: no column data_source, which veRL's reward manager reads; any text will do"
+                    )
                 golden_answers((row.get("reward_model") or {}).get("ground_truth"), where)
                 question = _question(row.get(prompt_key), where, prompt_key)
             except DataError as error:

@@ -206,6 +206,18 @@ def test_faulty_rows(tmp_path: Path, train: list[Row], val: list[Row], status: s
     assert expected in text
 
 
+def test_files_without_a_data_source(tmp_path: Path) -> None:
+    # Case 32: our reward takes any, also none; veRL's reward manager wants the column.
+    parquet = pytest.importorskip("pyarrow.parquet")
+    config = data(tmp_path, TRAIN, VAL)
+    path = tmp_path / "val.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns("data_source"), path)
+    ((found, text),) = faults(check_rows(config)[0])
+    assert found == FAIL
+    assert "val_files: 7 of 7 rows cannot be used, the first: " in text
+    assert "no column data_source" in text
+
+
 def test_files_that_are_not_parquet(tmp_path: Path) -> None:
     config = data(tmp_path, TRAIN, VAL)
     (tmp_path / "train.parquet").write_text("id,question")
