@@ -16,6 +16,8 @@ COMMANDS = {
     "index": ("research_plugin.retriever.build.command", "dense", "build, check and convert the index of a corpus"),
     "doctor": ("research_plugin.doctor.command", "cpu", "check installation and recipe before a training"),
     "data": ("research_plugin.data.command", "data", "prepare what a training reads"),
+    "report": ("research_plugin.reports.command", "eval", "tables of what trainings and evaluations reached"),
+    "view": ("research_plugin.viewer.command", "report", "look at the rollouts of a run: in a browser or a terminal"),
     "tiny": ("research_plugin.data.build_tiny", "cpu", "rebuild the embedded tiny world, its tokenizer and its model"),
 }
 
