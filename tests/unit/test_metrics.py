@@ -10,11 +10,14 @@ from research_plugin.rollout import Rollout
 from research_plugin.search_loop import Episode, Searched
 
 KEYS = [
+    "copied_text",
     "generated_tokens",
     "golden_in_results",
     "num_refused_searches",
     "num_repeated_queries",
     "num_searches",
+    "own_results",
+    "repetition",
     "retrieved_tokens",
     "search_seconds",
 ]
@@ -44,7 +47,25 @@ def test_rollout_metrics_by_hand() -> None:
         "retrieved_tokens": 3.0,
         "golden_in_results": 1.0,
         "search_seconds": 1.0,
+        "copied_text": 0.0,
+        "own_results": 0.0,
+        "repetition": 0.0,
     }
+
+
+def test_text_of_the_policy_is_told_from_results() -> None:
+    rollout = Rollout([1], 100)
+    passage = "one two three four five six seven eight nine"
+    rollout.add_policy([5], [-1.0], "a b c d a b c d")  # 5 runs of 4 words, the last one seen before
+    rollout.add_observation([6], f"<result> {passage} </result>")
+    rollout.add_policy([5], [-1.0], f"so {passage}")  # 3 runs of 8 words, two of them copied
+    metrics = rollout_metrics(Episode(rollout), result_open="<result>")
+    assert metrics["copied_text"] == pytest.approx(2 / 4)
+    assert metrics["own_results"] == 0.0
+    assert metrics["repetition"] == pytest.approx(1 / 15)
+    rollout.add_policy([5], [-1.0], " <result> made up </result>")
+    assert rollout_metrics(Episode(rollout), result_open="<result>")["own_results"] == 1.0
+    assert rollout_metrics(Episode(rollout))["own_results"] == 0.0
 
 
 def test_empty_rollout_has_the_same_keys_and_zeros() -> None:
@@ -89,6 +110,9 @@ def test_step_metrics_by_hand() -> None:
     assert step_metrics(rollouts, ["search_failed", "search_failed", "aborted"]) == {
         "rollout/generated_tokens/mean": 30.0,
         "rollout/retrieved_tokens/mean": 3.0,
+        "rollout/generated_tokens/total": 150.0,
+        "rollout/retrieved_tokens/total": 15.0,
+        "health/retrieved_tokens/share": pytest.approx(15 / 165),
         "rollout/groups_without_spread/share": 0.5,
         "rollout/search_failed/total": 2.0,
         "rollout/search_failed/share": 0.25,
@@ -96,6 +120,50 @@ def test_step_metrics_by_hand() -> None:
         "rollout/aborted/share": 0.125,
         "rollout/no_room/total": 0.0,
         "rollout/no_room/share": 0.0,
+    }
+
+
+def test_step_metrics_of_searches_and_scores_by_hand() -> None:
+    def fields(searches: int, repeated: int, cached: int, latencies: list[float], answered: float) -> dict[str, object]:
+        return {
+            "num_searches": float(searches),
+            "num_repeated_queries": float(repeated),
+            "num_cached_searches": float(cached),
+            "search_latencies": latencies,
+            "golden_in_results": float(searches > 0),
+            "copied_text": 0.25,
+            "own_results": 0.0,
+            "repetition": 0.5,
+            "reward_extra_info": {
+                "em": answered, "f1": answered / 2, "format_ok": 1.0, "answered": answered, "truncated": 1 - answered,
+                "pred": "x",
+            },
+        }  # fmt: skip
+
+    rollouts = [
+        ("a", 1.0, fields(3, 1, 1, [0.1, 0.3], 1.0)),
+        ("b", 1.0, fields(1, 0, 0, [0.2], 0.0)),
+        ("c", 1.0, fields(0, 0, 0, [], 1.0)),
+        ("d", 1.0, fields(0, 0, 0, [], 0.0)),
+    ]
+    values = step_metrics(rollouts, prefix="val-aux/")
+    assert {name: value for name, value in values.items() if value} == {
+        "val-aux/rollout/num_searches/mean": 1.0,
+        "val-aux/rollout/num_searches/max": 3.0,
+        "val-aux/rollout/num_searches/total": 4.0,
+        "val-aux/rollout/golden_in_results/share": 0.5,
+        "val-aux/rollout/em/mean": 0.5,
+        "val-aux/rollout/f1/mean": 0.25,
+        "val-aux/rollout/format_ok/share": 1.0,
+        "val-aux/rollout/answered/share": 0.5,
+        "val-aux/rollout/truncated/share": 0.5,
+        "val-aux/rollout/cache_hits/share": 0.25,
+        "val-aux/rollout/search_seconds/p50": 0.2,
+        "val-aux/rollout/search_seconds/p95": 0.2,
+        "val-aux/health/repeated_queries/share": 0.25,
+        "val-aux/health/copied_text/share": 0.25,
+        "val-aux/health/repetition/share": 0.5,
+        "val-aux/health/answers_without_search/share": 0.5,
     }
 
 
