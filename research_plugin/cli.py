@@ -18,6 +18,7 @@ COMMANDS = {
     "data": ("research_plugin.data.command", "data", "prepare what a training reads"),
     "report": ("research_plugin.reports.command", "eval", "tables of what trainings and evaluations reached"),
     "view": ("research_plugin.viewer.command", "report", "look at the rollouts of a run: in a browser or a terminal"),
+    "judge": ("research_plugin.evaluation.judge_command", "eval", "let an LLM judge the answers of an evaluation"),
     "tiny": ("research_plugin.data.build_tiny", "cpu", "rebuild the embedded tiny world, its tokenizer and its model"),
 }
 

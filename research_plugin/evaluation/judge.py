@@ -1,0 +1,130 @@
+"""An LLM as the judge of answers: what it is asked, and its replies, which stay in a run's ``judge.jsonl``.
+
+A reply is filed under model and prompt, which holds question, right answers and answer, so nothing is asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from research_plugin.errors import DataError, ModelError
+from research_plugin.evaluation.prompts import fill
+from research_plugin.evaluation.verdict import read_verdict
+from research_plugin.records import RolloutRecord
+from research_plugin.served.model import ServedModel
+
+__all__ = ["Replies", "ask_judge", "judge_prompt"]
+
+_MOST_FAILURES = 10
+
+
+def judge_prompt(record: RolloutRecord) -> str:
+    """Return what the judge is asked about a record; "" where there is no answer to ask about."""
+    if not record.pred.strip():
+        return ""
+    golden = json.dumps(record.golden_answers, ensure_ascii=False)
+    return fill("judge", question=record.question, golden=golden, answer=record.pred)
+
+
+class Replies:
+    """The replies of judges to one run, a line each; a last line that was cut by a kill is dropped.
+
+    Raises:
+        DataError: another line cannot be read.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "judge.jsonl"
+        self.model = ""
+        """The judge of the last reply."""
+        self._known: dict[str, str] = {}
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                reply = json.loads(line)
+                self._known[reply["key"]], self.model = reply["reply"], reply["model"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise DataError(f"{self.path}:{number}: {error!r}; remove the line to go on") from error
+        if whole < len(content):
+            os.truncate(self.path, whole)
+
+    def get(self, model: str, prompt: str) -> str | None:
+        """Return a kept reply."""
+        return self._known.get(_key(model, prompt))
+
+    def add(self, model: str, prompt: str, reply: str) -> None:
+        """Keep a reply."""
+        key = _key(model, prompt)
+        line = json.dumps({"key": key, "model": model, "reply": reply}, ensure_ascii=False) + "\n"
+        with self.path.open("ab") as file:
+            file.write(line.encode("utf-8", "replace"))
+        self._known[key], self.model = reply, model
+
+    def verdicts(self, records: Iterable[RolloutRecord], model: str | None = None) -> dict[str, bool | None]:
+        """Return by id what a judge (the last one) says of each record: None for a reply that cannot be read.
+
+        No answer is wrong without being asked about. A record without a reply is left out.
+        """
+        found: dict[str, bool | None] = {}
+        for record in records:
+            prompt = judge_prompt(record)
+            reply = self.get(model or self.model, prompt)
+            if not prompt:
+                found[record.id] = False
+            elif reply is not None:
+                found[record.id] = read_verdict(reply)
+        return found
+
+
+async def ask_judge(
+    server: ServedModel,
+    prompts: Sequence[str],
+    keep: Callable[[str, str], object],
+    *,
+    max_tokens: int,
+    concurrency: int,
+    on_done: Callable[[], object] = lambda: None,
+) -> list[Exception]:
+    """Ask the judge every prompt and hand each (prompt, reply) to ``keep``; return the errors of failed requests.
+
+    Raises:
+        ModelError: ten requests in a row failed; what was answered by then is kept.
+    """
+    failures: list[Exception] = []
+    in_a_row = 0
+
+    async def work(waiting: Iterator[str]) -> None:
+        nonlocal in_a_row
+        for prompt in waiting:
+            message = {"role": "user", "content": prompt}
+            request = {"messages": [message], "temperature": 0, "max_tokens": max_tokens}
+            try:
+                answer = await server.ask("chat/completions", request)
+                keep(prompt, str(answer["choices"][0]["message"]["content"] or ""))
+                in_a_row = 0
+            except (ModelError, LookupError, TypeError) as error:
+                failures.append(error)
+                in_a_row += 1
+                if in_a_row >= _MOST_FAILURES:
+                    raise ModelError(f"{in_a_row} requests to the judge failed in a row: {error!r}") from error
+            on_done()
+
+    waiting = iter(prompts)
+    workers = [asyncio.ensure_future(work(waiting)) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return failures
+
+
+def _key(model: str, prompt: str) -> str:
+    return hashlib.sha256(json.dumps([model, prompt]).encode()).hexdigest()[:32]
