@@ -40,8 +40,8 @@ class HFCodec:
         self.end_ids = end_ids
         # Llama 3 lists few of its special tokens as such; a model may end its turns with one that is not special.
         added = {token for token, known in getattr(tokenizer, "added_tokens_decoder", {}).items() if known.special}
-        self._special_ids = frozenset(tokenizer.all_special_ids) | end_ids | added
-        strings = {str(token) for token in tokenizer.all_special_tokens} | {self.decode([i]) for i in self._special_ids}
+        self.special_ids = frozenset(tokenizer.all_special_ids) | end_ids | added
+        strings = {str(token) for token in tokenizer.all_special_tokens} | {self.decode([i]) for i in self.special_ids}
         longest_first = sorted(strings - {""}, key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         # Its text may be Unicode-normalised first: NFC joins at most four characters into one.
@@ -54,7 +54,7 @@ class HFCodec:
         special-token string in two pieces.
         """
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return ids if self._special_ids.isdisjoint(ids) else self.encode_prompt(self.break_special(text))
+        return ids if self.special_ids.isdisjoint(ids) else self.encode_prompt(self.break_special(text))
 
     def break_special(self, text: str) -> str:
         """Return ``text`` so that `encode_prompt` reads the special-token strings in it as plain text."""
