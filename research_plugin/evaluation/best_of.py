@@ -27,12 +27,14 @@ def best_of(method: Method, number: int, select: str) -> Method:
         preds = [attempt.pred or "" for attempt in attempts]
         chosen = attempts[await SELECT[select](question, preds, world)]
         spent = [*attempts, world.attempt(None)]
+        read = [attempt.retrieved_tokens for attempt in spent if attempt.retrieved_tokens is not None]
         return dataclasses.replace(
             chosen,
             queries=[query for attempt in spent for query in attempt.queries],
             documents=[documents for attempt in spent for documents in attempt.documents],
             prompt_tokens=sum(attempt.prompt_tokens for attempt in spent),
             generated_tokens=sum(attempt.generated_tokens for attempt in spent),
+            retrieved_tokens=sum(read) if read else None,
             model_calls=sum(attempt.model_calls for attempt in spent),
         )
 

@@ -5,21 +5,21 @@ A reply is filed under model and prompt, which holds question, right answers and
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from research_plugin.errors import DataError, ModelError
 from research_plugin.evaluation.prompts import fill
 from research_plugin.evaluation.verdict import read_verdict
 from research_plugin.records import RolloutRecord
+from research_plugin.resumable import JsonlLog, work_through
 from research_plugin.served.model import ServedModel
 
-__all__ = ["Replies", "ask_judge", "judge_prompt"]
+__all__ = ["FILE", "Replies", "ask_judge", "judge_prompt"]
 
+FILE = "judge.jsonl"
 _MOST_FAILURES = 10
 
 
@@ -31,28 +31,26 @@ def judge_prompt(record: RolloutRecord) -> str:
     return fill("judge", question=record.question, golden=golden, answer=record.pred)
 
 
-class Replies:
-    """The replies of judges to one run, a line each; a last line that was cut by a kill is dropped.
+class Replies(JsonlLog):
+    """The replies of judges to one run, a line each.
 
     Raises:
-        DataError: another line cannot be read.
+        ConfigError: another process judges this run.
+        DataError: a line is no reply.
     """
 
     def __init__(self, run: Path) -> None:
-        self.path = run / "judge.jsonl"
+        super().__init__(run / FILE)
         self.model = ""
         """The judge of the last reply."""
         self._known: dict[str, str] = {}
-        content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
+        for number, line in enumerate(self.lines, start=1):
             try:
                 reply = json.loads(line)
                 self._known[reply["key"]], self.model = reply["reply"], reply["model"]
             except (ValueError, TypeError, KeyError) as error:
-                raise DataError(f"{self.path}:{number}: {error!r}; remove the line to go on") from error
-        if whole < len(content):
-            os.truncate(self.path, whole)
+                self.close()
+                raise DataError(f"{self.path}, line {number}: {error!r}; remove the line to go on") from error
 
     def get(self, model: str, prompt: str) -> str | None:
         """Return a kept reply."""
@@ -61,10 +59,8 @@ class Replies:
     def add(self, model: str, prompt: str, reply: str) -> None:
         """Keep a reply."""
         key = _key(model, prompt)
-        line = json.dumps({"key": key, "model": model, "reply": reply}, ensure_ascii=False) + "\n"
-        with self.path.open("ab") as file:
-            file.write(line.encode("utf-8", "replace"))
         self._known[key], self.model = reply, model
+        self.write(json.dumps({"key": key, "model": model, "reply": reply}, ensure_ascii=False))
 
     def verdicts(self, records: Iterable[RolloutRecord], model: str | None = None) -> dict[str, bool | None]:
         """Return by id what a judge (the last one) says of each record: None for a reply that cannot be read.
@@ -99,30 +95,21 @@ async def ask_judge(
     failures: list[Exception] = []
     in_a_row = 0
 
-    async def work(waiting: Iterator[str]) -> None:
+    async def ask(prompt: str) -> None:
         nonlocal in_a_row
-        for prompt in waiting:
-            message = {"role": "user", "content": prompt}
-            request = {"messages": [message], "temperature": 0, "max_tokens": max_tokens}
-            try:
-                answer = await server.ask("chat/completions", request)
-                keep(prompt, str(answer["choices"][0]["message"]["content"] or ""))
-                in_a_row = 0
-            except (ModelError, LookupError, TypeError) as error:
-                failures.append(error)
-                in_a_row += 1
-                if in_a_row >= _MOST_FAILURES:
-                    raise ModelError(f"{in_a_row} requests to the judge failed in a row: {error!r}") from error
-            on_done()
+        request = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": max_tokens}
+        try:
+            answer = await server.ask("chat/completions", request)
+            keep(prompt, str(answer["choices"][0]["message"]["content"] or ""))
+            in_a_row = 0
+        except (ModelError, LookupError, TypeError) as error:
+            failures.append(error)
+            in_a_row += 1
+            if in_a_row >= _MOST_FAILURES:
+                raise ModelError(f"{in_a_row} requests to the judge failed in a row: {error!r}") from error
+        on_done()
 
-    waiting = iter(prompts)
-    workers = [asyncio.ensure_future(work(waiting)) for _ in range(concurrency)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await work_through(prompts, ask, concurrency)
     return failures
 
 

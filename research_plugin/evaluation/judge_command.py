@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,9 @@ async def _judge(args: argparse.Namespace, runs: dict[Path, list[RolloutRecord]]
     from tqdm import tqdm
 
     key = os.environ.get(args.key_env)
-    async with ServedModel(args.judge_url, args.judge_model, key=key, connections=args.concurrency) as server:
-        replies = {folder: Replies(folder) for folder in runs}
+    judge = ServedModel(args.judge_url, args.judge_model, key=key, connections=args.concurrency)
+    async with judge as server, AsyncExitStack() as files:
+        replies = {folder: files.enter_context(Replies(folder)) for folder in runs}
         missing: dict[str, list[Replies]] = {}
         for folder, records in runs.items():
             for prompt in dict.fromkeys(filter(None, map(judge_prompt, records))):
