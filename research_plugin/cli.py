@@ -16,6 +16,7 @@ COMMANDS = {
     "index": ("research_plugin.retriever.build.command", "dense", "build, check and convert the index of a corpus"),
     "doctor": ("research_plugin.doctor.command", "cpu", "check installation and recipe before a training"),
     "data": ("research_plugin.data.command", "data", "prepare what a training reads"),
+    "eval": ("research_plugin.evaluation.command", "eval", "answer a dataset's questions with a served model"),
     "report": ("research_plugin.reports.command", "eval", "tables of what trainings and evaluations reached"),
     "view": ("research_plugin.viewer.command", "report", "look at the rollouts of a run: in a browser or a terminal"),
     "judge": ("research_plugin.evaluation.judge_command", "eval", "let an LLM judge the answers of an evaluation"),

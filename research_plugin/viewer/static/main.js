@@ -1,0 +1,105 @@
+// Ties list and page together: what is open, keys, the address, and following a live run.
+document.querySelector("h1").textContent = document.title;
+
+function setReading(on) {
+  document.body.classList.toggle("reading", on);
+  if (!on) list.focus();
+}
+
+function open(row, focus = true) {
+  shown.current = row;
+  history.replaceState(null, "", `#${row.number}`);
+  if (focus) setReading(true);
+  scrollToRow(row);
+  drawList();
+  return drawPage(row);
+}
+
+function redraw() {
+  if (shown.current) drawPage(shown.current);
+}
+
+function toggleMask() {
+  view.mask = !view.mask;
+  redraw();
+}
+
+function toggleGroup() {
+  view.group = !view.group && shown.current && store.groupOf(shown.current).length > 1;
+  redraw();
+}
+
+function step(by, wanted = () => true) {
+  let at = shown.order.indexOf(shown.current) + (shown.current || by > 0 ? by : 0);
+  while (at >= 0 && at < shown.order.length && !wanted(shown.order[at])) at += by;
+  if (at >= 0 && at < shown.order.length) open(shown.order[at]);
+}
+
+function searchFor(text) {
+  byId("text").value = text;
+  filtersChanged();
+  setReading(false);
+}
+
+function filtersChanged() {
+  list.scrollTop = 0;
+  applyFilters();
+  searchDeep();
+}
+
+const KEYS = {
+  n: () => step(1),
+  p: () => step(-1),
+  f: () => step(1, (row) => row.failed),
+  m: toggleMask,
+  g: toggleGroup,
+  "/": () => { setReading(false); byId("text").focus(); },
+  Escape: () => setReading(false),
+};
+
+addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input:not([type=checkbox]), select, textarea");
+  if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
+  let action = KEYS[event.key];
+  if (event.target === list) action ??= { ArrowDown: KEYS.n, ArrowUp: KEYS.p }[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+});
+
+list.addEventListener("scroll", () => requestAnimationFrame(drawList));
+new ResizeObserver(drawList).observe(list);
+list.addEventListener("click", (event) => {
+  const row = event.target.closest(".row");
+  if (row) open(store.rows[Number(row.id.slice(4))]);
+});
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("filters").addEventListener("input", filtersChanged);
+byId("filters").addEventListener("reset", () => setTimeout(filtersChanged));
+byId("more").open = matchMedia("(min-width: 900px)").matches;
+
+function openFromAddress() {
+  const row = store.rows[Number(location.hash.slice(1) || -1)];
+  if (row && row !== shown.current) open(row, location.hash !== "");
+}
+addEventListener("hashchange", openFromAddress);
+
+async function read() {
+  let again = 0;
+  try {
+    const before = store.rows.length;
+    const more = await readRows();
+    if (store.rows.length > before || !before) {
+      fillChoices();
+      applyFilters();
+    }
+    if (!shown.current) openFromAddress();
+    if (!shown.current && !document.body.classList.contains("reading") && shown.order.length) open(shown.order[0], false);
+    again = settings.live && (more ? 1 : 2000);
+  } catch (error) {
+    showCount(`nothing new: ${error.message}`);
+    again = settings.live && 5000;
+  }
+  if (again) setTimeout(read, again);
+}
+read();
