@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from research_plugin.document import Document
 from research_plugin.health import copied, repetition
 from research_plugin.rewards.text_metrics import normalise
 from research_plugin.search_loop import Episode
@@ -44,23 +45,32 @@ def rollout_metrics(episode: Episode, golden_answers: Sequence[str] = (), result
     recall). ``search_seconds`` is the sum over the rollout's searches; token counts are after truncation.
     ``own_results`` is 1.0 when the policy wrote ``result_open``, the environment's tag, itself.
     """
-    rollout = episode.rollout
-    passages = [document.contents.lower() for search in episode.searches for document in search.documents]
-    found = any(gold.lower() in passage for gold in golden_answers if gold for passage in passages)
-    queries = [normalise(search.query) for search in episode.searches]
+    rollout, searches = episode.rollout, episode.searches
     own = [segment.text for segment in rollout.segments if segment.by_policy]
     results = [segment.text for segment in rollout.segments if not segment.by_policy]
     return {
-        "num_searches": float(len(queries)),
+        **search_metrics([search.query for search in searches], [s.documents for s in searches], golden_answers),
         "num_refused_searches": float(episode.refused),
-        "num_repeated_queries": float(len(queries) - len(set(queries))),
         "generated_tokens": float(rollout.generated_tokens),
         "retrieved_tokens": float(rollout.retrieved_tokens),
-        "golden_in_results": float(found),
-        "search_seconds": sum((search.seconds for search in episode.searches), 0.0),
+        "search_seconds": sum((search.seconds for search in searches), 0.0),
         "copied_text": copied(own, results),
         "own_results": float(bool(result_open) and any(result_open in text for text in own)),
         "repetition": repetition("\n".join(own)),
+    }
+
+
+def search_metrics(
+    queries: Sequence[str], documents: Sequence[Sequence[Document]], golden_answers: Sequence[str]
+) -> dict[str, float]:
+    """Return the numbers of `rollout_metrics` that come from ``queries`` and from what each of them brought."""
+    passages = [document.contents.lower() for found in documents for document in found]
+    found = any(gold.lower() in passage for gold in golden_answers if gold for passage in passages)
+    different = {normalise(query) for query in queries}
+    return {
+        "num_searches": float(len(queries)),
+        "num_repeated_queries": float(len(queries) - len(different)),
+        "golden_in_results": float(found),
     }
 
 

@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from research_plugin.document import Document
-from research_plugin.errors import ConfigError
+from research_plugin.errors import ConfigError, ModelError
+from research_plugin.served.model import is_context_full
 
-__all__ = ["METHODS", "Attempt", "Method", "Reply", "Settings", "World", "get_method"]
+__all__ = ["METHODS", "TRAINED", "Attempt", "Method", "Reply", "Settings", "World", "get_method"]
 
-# Method name -> "module:FUNCTION". The agentic methods (`agentic`) are not here: they run training's own turn loop.
+TRAINED = ("research", "r1_searcher", "search_r1")
+"""Methods that are no function of a `World`: they run training's own turn loop (`agentic`)."""
+
+# Method name -> "module:FUNCTION".
 METHODS = {
     "direct": "research_plugin.evaluation.prompted:direct",
     "rag": "research_plugin.evaluation.prompted:rag",
@@ -131,7 +135,13 @@ class World:
         sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
         if settings.seed is not None:
             sampling["seed"] = settings.seed
-        answer = await self._ask(route, {**sampling, **request})
+        try:
+            answer = await self._ask(route, {**sampling, **request})
+        except ModelError as error:
+            # When not even the first prompt fits, the server's context is at fault; later on it is the method.
+            if not self._attempt.model_calls or not is_context_full(error):
+                raise
+            answer = {"choices": [{"text": "", "finish_reason": "length"}]}
         choice, usage = answer["choices"][0], answer.get("usage") or {}
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         reply = Reply(
@@ -159,7 +169,8 @@ def get_method(name: str) -> Method:
     """
     module, colon, function = METHODS.get(name, name).partition(":")
     if not colon:
-        raise ConfigError(f"unknown method {name!r}; allowed: {', '.join(METHODS)}, or my_module:FUNCTION of your own")
+        allowed = ", ".join((*TRAINED, *METHODS))
+        raise ConfigError(f"unknown method {name!r}; allowed: {allowed}, or my_module:FUNCTION of your own")
     try:
         found: Method = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

@@ -28,7 +28,7 @@ async def compare_with_recipe(settings: SearchConfig, timeout: float = 5.0) -> d
         recipe = load_config(settings.expects)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    answers = await asyncio.gather(*(_health(url, timeout) for url in settings.endpoints))
+    answers = await asyncio.gather(*(read_health(url, timeout) for url in settings.endpoints))
     silent, faults = {}, []
     for url, health in zip(settings.endpoints, answers, strict=True):
         if "engine" not in health:
@@ -43,8 +43,8 @@ async def compare_with_recipe(settings: SearchConfig, timeout: float = 5.0) -> d
     return silent
 
 
-async def _health(url: str, timeout: float) -> dict[str, Any]:
-    """The JSON object of /health; {} if there is none."""
+async def read_health(url: str, timeout: float = 5.0) -> dict[str, Any]:
+    """Return the JSON object of a retriever's /health; {} if there is none."""
     import httpx
 
     try:
