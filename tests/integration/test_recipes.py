@@ -265,6 +265,13 @@ def test_mistyped_setting_fails() -> None:
     assert "Key 'read_timout' is not in struct" in f"{caught.value} {caught.value.__cause__}"
 
 
+def test_recipe_without_its_plus_fails() -> None:
+    from hydra.errors import ConfigCompositionException
+
+    with pytest.raises(ConfigCompositionException, match=r"Could not override 'recipe'"):
+        compose_config("recipe=research_7b")
+
+
 def test_mistyped_recipe_fails_with_the_options() -> None:
     from hydra.errors import MissingConfigException
 
