@@ -9,11 +9,11 @@ from typing import Any
 from research_plugin.checks import check_config
 from research_plugin.config import AgentConfig
 from research_plugin.doctor.dry_run import dry_run, judge_dry_run
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.doctor.installation import check_entry_point, check_versions
 from research_plugin.doctor.model import check_model
 from research_plugin.doctor.retriever import check_search
 from research_plugin.doctor.rows import check_rows
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 
 _SECONDS = 300  # importing veRL takes 10; a cold network disk makes that minutes
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.errors import VersionError
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 from research_plugin.versions import check_verl
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from research_plugin.config import AgentConfig
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.errors import ConfigError
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 from research_plugin.protocol import get_dialect
 from research_plugin.tokens import HFCodec, build_prompt_ids, end_token_ids
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from research_plugin.config import CUSTOM_KEY
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.errors import ResearchPluginError
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 from research_plugin.search.settings import EMBEDDED, SearchConfig
 
 

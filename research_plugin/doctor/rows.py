@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.errors import DataError
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 from research_plugin.rewards import golden_answers
 
 _FIRST = 32  # questions kept to try the prompt with

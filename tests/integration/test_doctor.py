@@ -21,9 +21,9 @@ from composing import CUSTOM, ROOT, clean_environment
 
 from research_plugin.doctor.command import check_run, diagnose
 from research_plugin.doctor.dry_run import DryRun, dry_run, judge_dry_run
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.doctor.model import check_model
 from research_plugin.doctor.retriever import check_search
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 from research_plugin.plugin import data_file
 from research_plugin.search.settings import SearchConfig
 

@@ -13,9 +13,9 @@ from research_plugin.config import AgentConfig
 from research_plugin.data.rows import Row, make_row, write_parquet
 from research_plugin.doctor.command import check_method
 from research_plugin.doctor.dry_run import DryRun, judge_dry_run
-from research_plugin.doctor.finding import FAIL, OK, WARNING, Finding
 from research_plugin.doctor.installation import check_entry_point, judge_versions
 from research_plugin.doctor.rows import check_rows, sample_row
+from research_plugin.finding import FAIL, OK, WARNING, Finding
 from research_plugin.search.settings import SearchConfig
 
 OURS = EntryPoint("research", "research_plugin.plugin", "verl.plugins")

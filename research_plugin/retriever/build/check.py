@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from research_plugin.errors import DataError, ResearchPluginError
+from research_plugin.finding import FAIL, OK, Finding
 from research_plugin.retriever.dense import manifest_faults
 from research_plugin.retriever.manifest import read_manifest
 from research_plugin.retriever.probe import find_fault
@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from research_plugin.retriever.documents import DocumentStore
     from research_plugin.retriever.encoder import Encoder
     from research_plugin.retriever.vector_index import VectorIndex
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check."""
-
-    name: str
-    ok: bool
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{'ok  ' if self.ok else 'FAIL'}  {self.name:<10} {self.detail}"
 
 
 def check(config: RetrieverConfig) -> Iterator[Finding]:
@@ -46,17 +34,21 @@ def check(config: RetrieverConfig) -> Iterator[Finding]:
         try:
             loaded.append(load())
         except ResearchPluginError as error:
-            yield Finding(name, False, str(error))
+            yield Finding(name, FAIL, str(error))
             return
     index, store, encoder = loaded
-    yield Finding("index", True, f"{config.index.path}: {index.kind}, {index.metric}")
-    yield Finding("rows", index.size == len(store), f"{index.size:,} in the index, {len(store):,} in the corpus")
+    yield Finding("index", OK, f"{config.index.path}: {index.kind}, {index.metric}")
+    yield _judge("rows", index.size == len(store), f"{index.size:,} in the index, {len(store):,} in the corpus")
     same = index.dimension == encoder.dimension
-    yield Finding("dimension", same, f"{index.dimension} in the index, {encoder.dimension} from the encoder")
+    yield _judge("dimension", same, f"{index.dimension} in the index, {encoder.dimension} from the encoder")
     yield from _manifest(str(config.index.path), index, store, encoder)
     if same and index.size == len(store):
         fault = find_fault(index, store, encoder)
-        yield Finding("vectors", fault is None, fault or "passages encoded again agree with what is in their rows")
+        yield _judge("vectors", fault is None, fault or "passages encoded again agree with what is in their rows")
+
+
+def _judge(name: str, ok: bool, text: str) -> Finding:
+    return Finding(name, OK if ok else FAIL, text)
 
 
 def require(config: RetrieverConfig) -> None:
@@ -67,8 +59,8 @@ def require(config: RetrieverConfig) -> None:
     """
     failed = 0
     for finding in check(config):
-        print(finding, flush=True)
-        failed += not finding.ok
+        print(finding.line(), flush=True)
+        failed += finding.status == FAIL
     if failed:
         raise DataError(f"index {config.index.path}: {failed} of its checks failed")
 
@@ -77,10 +69,10 @@ def _manifest(path: str, index: VectorIndex, store: DocumentStore, encoder: Enco
     try:
         manifest = read_manifest(path)
     except DataError as error:
-        yield Finding("manifest", False, str(error))
+        yield Finding("manifest", FAIL, str(error))
         return
     if manifest is None:
-        yield Finding("manifest", True, "none beside the index; its vectors alone are judged")
+        yield Finding("manifest", OK, "none beside the index; its vectors alone are judged")
         return
     faults = manifest_faults(manifest, encoder, index, store)
-    yield Finding("manifest", not faults, "; ".join(faults) or "same corpus, same order, same encoder")
+    yield _judge("manifest", not faults, "; ".join(faults) or "same corpus, same order, same encoder")
