@@ -33,7 +33,7 @@ class FaissIndex:
         import faiss
 
         self._faiss, self._threads = faiss, threads
-        self._index = _read(settings)
+        self._index = read_index(Path(str(settings.path)), settings.mmap)
         metrics = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
         if self._index.metric_type not in metrics:
             raise ConfigError(f"index {settings.path}: metric {self._index.metric_type}; inner product or L2 is needed")
@@ -94,14 +94,18 @@ class FaissIndex:
             ) from error
 
 
-def _read(settings: IndexSettings) -> Any:
+def read_index(path: Path, mmap: bool = True) -> Any:
+    """Read or map an index file.
+
+    Raises:
+        DataError: it is missing, cut off or no index.
+    """
     import faiss
 
-    path = Path(str(settings.path))
     if not path.is_file():
         raise DataError(f"index {path}: no such file; set index.path to what the index builder wrote")
     # MAP_IFC maps flat, SQ, PQ, HNSW and IVF codes (faiss 1.11 and later); MAP alone maps IVF lists.
-    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if settings.mmap else 0
+    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mmap else 0
     try:
         return faiss.read_index(str(path), flags)
     except (RuntimeError, MemoryError) as error:

@@ -7,12 +7,12 @@ a search needs one block of scores per device besides.
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from research_plugin.errors import ConfigError, DataError
+from research_plugin.errors import ConfigError
+from research_plugin.retriever.flat_file import map_flat
 from research_plugin.retriever.settings import IndexSettings
 from research_plugin.retriever.torch_device import pick_device, pick_dtype, use_threads
 
@@ -108,39 +108,6 @@ class TorchIndex:
         rows = rows.gather(1, scores.topk(count, dim=1).indices)
         vectors = torch.from_numpy(self._vectors[rows.numpy()])
         return torch.einsum("nd,nkd->nk", queries, vectors), rows
-
-
-def map_flat(path: Path, dimension: int | None = None) -> npt.NDArray[np.float32]:
-    """Map the vectors of a flat inner-product index, or of a raw float32 file, as [rows, dimension].
-
-    Layout of a flat index (faiss 1.5 to 1.15, impl/index_write.cpp): "IxFI", int32 d, int64 n, two int64 that mean
-    nothing, one byte "is trained", int32 metric (0: inner product), uint64 n * d, then the vectors in float32.
-    """
-    import numpy as np
-
-    if not path.is_file():
-        raise DataError(f"index {path}: no such file; set index.path to a flat index or FlashRAG's emb_*.memmap")
-    size = path.stat().st_size
-    if path.suffix == ".memmap":
-        if not dimension or size % (4 * dimension):
-            raise DataError(f"index {path}: {size:,} bytes are no whole number of float32 vectors of {dimension}")
-        return np.memmap(path, dtype="<f4", mode="c", shape=(size // (4 * dimension), dimension))
-    header = struct.Struct("<4siqqqBiQ")
-    with path.open("rb") as file:
-        start = file.read(header.size)
-    if start[:4] != b"IxFI":
-        kind = start[:4].decode("latin-1")
-        raise DataError(
-            f"index {path}: is no flat inner-product index (its type is {kind!r}); index.backend=faiss reads any type"
-        )
-    _, found, rows, _, _, _, _, floats = header.unpack(start.ljust(header.size, b"\0"))
-    if not floats or floats != rows * found or size != header.size + 4 * floats:
-        raise DataError(
-            f"index {path}: {size:,} bytes, but {rows:,} vectors of {found} need {header.size + 4 * rows * found:,}; "
-            "is it half-downloaded?"
-        )
-    # "c": nothing is ever written, but torch warns about arrays that could not be.
-    return np.memmap(path, dtype="<f4", mode="c", offset=header.size, shape=(rows, found))
 
 
 def _devices(names: Sequence[str]) -> list[torch.device]:

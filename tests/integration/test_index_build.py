@@ -18,6 +18,8 @@ from dense_world import DenseWorld, environment, index_command, write_recipe
 from passages import make_passages, write_corpus
 
 from research_plugin.cli import main
+from research_plugin.errors import ConfigError
+from research_plugin.retriever.build import write
 from research_plugin.retriever.faiss_index import FaissIndex
 from research_plugin.retriever.manifest import manifest_path, read_manifest
 from research_plugin.retriever.settings import IndexSettings
@@ -335,7 +337,7 @@ def test_check_of_a_converted_index_without_manifest_sees_order_and_pooling(
     [
         ("IVX", "threads=1", "could not parse index string"),
         ("PQ7", "threads=1", "multiple of the number of subquantizers"),
-        ("IVF3000,Flat", "threads=1", "at least as large as number of clusters"),
+        ("IVF3000,Flat", "threads=1", "'IVF3000,Flat': is trained on at least 3,000 vectors, there are 1,200"),
         ("SQ8", "index.nprobe=4", "the index is to be a IndexScalarQuantizer, which has no such parameter"),
         ("IVF16,Flat", "index.ef_search=4", "index.ef_search=null"),
     ],
@@ -347,6 +349,27 @@ def test_impossible_types_are_refused(
     assert index("convert", *arguments) == 1
     assert said in capfd.readouterr().err
     assert not (copy / "new.index").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [("IVF64,Flat", 64), ("PQ16x4", 16), ("IVF8,PQ8x5", 32), ("PCA32,Flat", 32), ("OPQ16,PQ16x4", 256), ("SQ8", 0)],
+)
+def test_least_rows_are_those_that_faiss_trains_on(spec: str, least: int) -> None:
+    import faiss
+
+    def train(rows: int) -> None:
+        faiss.omp_set_num_threads(1)
+        vectors = np.random.default_rng(0).standard_normal((rows, 64), dtype=np.float32)
+        faiss.index_factory(64, spec, faiss.METRIC_INNER_PRODUCT).train(vectors)
+
+    assert write.least_rows(write.make_index(10_000, 64, spec)) == least
+    if least:
+        train(least)
+        with pytest.raises(RuntimeError):
+            train(least - 1)
+        with pytest.raises(ConfigError, match=f"on at least {least} vectors, there are {least - 1}"):
+            write.make_index(least - 1, 64, spec)
 
 
 def test_what_cannot_be_built_is_said_before_it_is_begun(

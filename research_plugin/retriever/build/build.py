@@ -19,6 +19,7 @@ from research_plugin.retriever.build.recall import check_effort, noisy_sample, t
 from research_plugin.retriever.build.worker import Task
 from research_plugin.retriever.build.workers import Workers
 from research_plugin.retriever.documents import DocumentStore
+from research_plugin.retriever.flat_file import map_vectors, write_flat
 from research_plugin.retriever.manifest import Manifest, read_manifest, write_manifest
 from research_plugin.retriever.memory import available_memory
 from research_plugin.retriever.settings import RetrieverConfig
@@ -82,7 +83,7 @@ def build(config: RetrieverConfig, target: Target, workers: int | None, block_ro
         ready = running.ready()[0]
         facts = Manifest(len(store), ready.dimension, "ip", target.faiss_type, store.fingerprint(), ready.fingerprint)
         with Progress(target.progress, facts, block_rows) as progress:
-            index = write.make_index(facts.dimension, target.faiss_type)
+            index = write.make_index(facts.rows, facts.dimension, target.faiss_type)
             check_effort(index, config.index)
             _allocate(target, facts, progress)
             _estimate(index, target, facts, progress, ready.seconds_per_passage / len(devices))
@@ -162,9 +163,9 @@ def _embed(running: Workers, progress: Progress, facts: Manifest) -> None:
 def _write(index: Any, config: RetrieverConfig, target: Target, facts: Manifest, threads: int) -> None:
     import faiss
 
-    vectors = write.map_vectors(target.embeddings, facts.rows, facts.dimension)
+    vectors = map_vectors(target.embeddings, facts.rows, facts.dimension)
     if target.faiss_type == write.FLAT:
-        write.write_flat(vectors, target.partial)
+        write_flat(vectors, target.partial)
         return
     write.fill(index, vectors, threads)
     tune(index, vectors, noisy_sample(vectors, _REPORT_QUERIES), _REPORT_K, config.index)

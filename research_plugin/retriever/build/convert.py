@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.retriever.build import write
 from research_plugin.retriever.build.recall import check_effort, noisy_sample, tune
+from research_plugin.retriever.flat_file import map_flat
 from research_plugin.retriever.manifest import Manifest, read_manifest, write_manifest
 from research_plugin.retriever.settings import RetrieverConfig
 
@@ -40,8 +41,8 @@ def convert(
 
     if target.exists():
         raise ConfigError(f"{target}: is there already; delete it or give another name")
-    vectors = write.flat_vectors(source)
-    index = write.make_index(vectors.shape[1], faiss_type)
+    vectors = map_flat(source)
+    index = write.make_index(len(vectors), vectors.shape[1], faiss_type)
     check_effort(index, config.index)
     asked = noisy_sample(vectors, _QUERIES // 4) if queries is None else encode_queries(queries, config)
     if asked.shape[1] != vectors.shape[1]:

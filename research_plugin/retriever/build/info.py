@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from research_plugin.retriever.build.write import hnsw_links, open_index, parts
+from research_plugin.retriever.build.write import hnsw_links, parts
+from research_plugin.retriever.faiss_index import read_index
 from research_plugin.retriever.manifest import read_manifest
 
 
@@ -17,7 +18,7 @@ def describe_index(path: Path) -> dict[str, str]:
     import faiss
 
     before = _own_memory()
-    index = open_index(path)
+    index = read_index(path)
     own = _own_memory() - before
     size = path.stat().st_size
     metrics = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}

@@ -1,7 +1,6 @@
-"""From vectors on the disk to a FAISS index file, without holding the vectors in memory.
+"""From mapped vectors to a FAISS index that is not flat: trained on a seeded sample, filled block by block.
 
-A flat index is a short header and the vectors, so they are copied. Other types are trained on a seeded sample and
-filled block by block; FAISS itself keeps them in memory until they are written.
+FAISS keeps what it fills in memory until it is written; `flat_file.write_flat` needs none.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from research_plugin.errors import ConfigError, DataError
+from research_plugin.errors import ConfigError
 from research_plugin.retriever.manifest import manifest_path
 
 if TYPE_CHECKING:
@@ -18,56 +17,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FLAT = "Flat"
-_COPY_BYTES = 2**26
 _ADD_ROWS = 2**16
 # faiss's k-means looks at no more than 256 rows a centroid and wants 39; 65,536 rows train any 8-bit quantizer.
 _TRAINING_ROWS, _TRAINING_ROWS_PER_LIST = 2**16, 64
 _REFINE_FACTOR = 10
+# An OPQ rotation is fitted with a product quantizer of 256 centroids, whatever the index's own has.
+_OPQ_ROWS = 256
 
 
-def open_index(path: Path) -> Any:
-    """Map an index file.
-
-    Raises:
-        DataError: it is missing, cut off or no index.
-    """
-    import faiss
-
-    try:
-        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-    except RuntimeError as error:
-        raise DataError(f"index {path}: FAISS cannot read it ({_reason(error)})") from error
-
-
-def flat_vectors(path: Path) -> npt.NDArray[np.float32]:
-    """Map the vectors of a flat inner-product index file as [rows, dimension].
-
-    Raises:
-        DataError: FAISS cannot read it, or it is of another kind.
-    """
-    import faiss
-
-    index = open_index(path)
-    if not isinstance(index, faiss.IndexFlat) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise DataError(
-            f"index {path}: is a {type(index).__name__}; only a flat inner-product index holds the exact vectors that "
-            "another one can be made from"
-        )
-    return map_vectors(path, index.ntotal, index.d, path.stat().st_size - 4 * index.ntotal * index.d)
-
-
-def map_vectors(path: Path, rows: int, dimension: int, offset: int = 0) -> npt.NDArray[np.float32]:
-    """Map a raw float32 file as [rows, dimension], read-only."""
-    import numpy as np
-
-    return np.memmap(path, dtype="<f4", mode="r", offset=offset, shape=(rows, dimension))
-
-
-def make_index(dimension: int, faiss_type: str) -> Any:
+def make_index(rows: int, dimension: int, faiss_type: str) -> Any:
     """An empty inner-product index from a FAISS factory string such as ``IVF4096,SQ8``.
 
     Raises:
-        ConfigError: FAISS does not know the type or it does not fit the dimension.
+        ConfigError: FAISS does not know the type, it does not fit the dimension, or ``rows`` are too few to train it.
     """
     import faiss
 
@@ -81,7 +43,32 @@ def make_index(dimension: int, faiss_type: str) -> Any:
     if isinstance(index, faiss.IndexRefine):
         # FAISS's own default, 1, refines as many candidates as are asked for: it changes nothing but their order.
         index.k_factor = _REFINE_FACTOR
+    least = least_rows(index)
+    if rows < least:
+        raise ConfigError(
+            f"index type {faiss_type!r}: is trained on at least {least:,} vectors, there are {rows:,}; choose a "
+            "smaller one, or Flat, SQ8 or HNSW32, which need none"
+        )
     return index
+
+
+def least_rows(index: Any) -> int:
+    """What training needs: a vector per list, per centroid of a product quantizer, per dimension that a PCA keeps.
+
+    FAISS would find out itself, but after hours of encoding, and names neither number in every case.
+    """
+    import faiss
+
+    needs = [0]
+    for part in parts(index):
+        needs.append(getattr(part, "nlist", 0))
+        needs.append(part.pq.ksub if hasattr(part, "pq") else 0)
+        chain: Any = getattr(part, "chain", None)  # a C++ vector
+        for place in range(chain.size() if chain else 0):
+            transform = faiss.downcast_VectorTransform(chain.at(place))
+            needs.append(transform.d_out if isinstance(transform, faiss.PCAMatrix) else 0)
+            needs.append(_OPQ_ROWS if isinstance(transform, faiss.OPQMatrix) else 0)
+    return max(needs)
 
 
 def parts(index: Any) -> list[Any]:
@@ -126,20 +113,6 @@ def training_rows(index: Any, rows: int) -> int:
     return min(rows, max(_TRAINING_ROWS, _TRAINING_ROWS_PER_LIST * (ivf.nlist if ivf else 0)))
 
 
-def write_flat(vectors: npt.NDArray[np.float32], path: Path) -> None:
-    """Write mapped vectors [n, d] as the file that ``faiss.write_index`` makes of an ``IndexFlatIP``."""
-    from tqdm import tqdm
-
-    rows, dimension = vectors.shape
-    step = max(1, _COPY_BYTES // (4 * dimension))
-    with path.open("wb") as file, tqdm(total=rows, desc="write index", unit="passages", unit_scale=True) as bar:
-        file.write(_flat_header(rows, dimension))
-        for first in range(0, rows, step):
-            block = vectors[first : first + step]
-            file.write(block.tobytes())
-            bar.update(len(block))
-
-
 def fill(index: Any, vectors: npt.NDArray[np.float32], threads: int, seed: int = 0) -> None:
     """Train an empty index on a sample of mapped vectors [n, d] and add all of them.
 
@@ -173,24 +146,6 @@ def publish(partial: Path, path: Path) -> None:
     # A manifest alone says nothing; an index alone would pass for one of another builder.
     os.replace(manifest_path(partial), manifest_path(path))
     os.replace(partial, path)
-
-
-def _flat_header(rows: int, dimension: int) -> bytes:
-    """The bytes before the vectors, from FAISS's own file of one vector with both counts in it replaced.
-
-    faiss 1.15 (impl/index_write.cpp): 4 bytes of type, int32 d, int64 ntotal, ..., uint64 number of floats.
-    """
-    import faiss
-    import numpy as np
-
-    index = faiss.IndexFlatIP(dimension)
-    index.add(np.zeros((1, dimension), np.float32))
-    header = bytearray(faiss.serialize_index(index).tobytes()[: -4 * dimension])
-    one, floats = (1).to_bytes(8, "little"), dimension.to_bytes(8, "little")
-    if header[8:16] != one or header[-8:] != floats:
-        raise ConfigError(f"faiss {faiss.__version__} writes flat indexes in an unknown form; install faiss 1.15")
-    header[8:16], header[-8:] = rows.to_bytes(8, "little"), (rows * dimension).to_bytes(8, "little")
-    return bytes(header)
 
 
 def _reason(error: RuntimeError) -> str:
