@@ -18,7 +18,7 @@ from composing import clean_environment
 from research_plugin.data.tiny_files import TinyFiles, tiny_dir
 
 MODEL_NAME = "tiny"
-MAX_MODEL_LEN = 384
+MAX_MODEL_LEN = 1024
 
 
 @contextmanager
