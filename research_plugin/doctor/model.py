@@ -27,8 +27,8 @@ def check_model(config: Mapping[str, Any], agent: AgentConfig | None, questions:
     model = config["actor_rollout_ref"]["model"]
     path, trust = str(model["path"]), bool(model.get("trust_remote_code"))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.get("tokenizer_path") or path, trust_remote_code=trust)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        tokenizer = AutoTokenizer.from_pretrained(model.get("tokenizer_path") or path, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         text = f"{_KEY}={path} cannot be loaded here ({str(error)[:200]}); give a folder, or download it first"
         return [Finding("model", FAIL, text)]
