@@ -7,6 +7,8 @@ import argparse
 from research_plugin.actions import add_actions, run_action
 
 ACTIONS = {
+    "card": ("research_plugin.reports.run_card", "what a training ran, cost and reached, as one page"),
+    "curves": ("research_plugin.reports.curves", "how trainings went, step by step, as PNG, SVG and interactive HTML"),
     "table": ("research_plugin.reports.table", "evaluations beside the published table, as Markdown, CSV and LaTeX"),
 }
 

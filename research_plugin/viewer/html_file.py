@@ -1,22 +1,19 @@
 """The viewer as HTML: the page itself, and the whole run packed into it.
 
 Rollouts lie in the file as blocks of base64 of gzip of JSON, which no text in them can break out of; the page unpacks
-a block when one of its rollouts is looked at. Only the one script and the one style of the page may run: their
-hashes stand in the Content-Security-Policy.
+a block when one of its rollouts is looked at.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
-import html
 import json
 from collections.abc import Iterable, Iterator
-from importlib import resources
 from typing import Any, TextIO
 
 from research_plugin.records import RolloutRecord
+from research_plugin.reports.html_page import html_page
 from research_plugin.viewer.pages import COLUMNS, page_of, row_of
 
 __all__ = ["CHUNK", "html_around", "pack", "start_group", "write_html"]
@@ -34,23 +31,8 @@ def html_around(title: str, live: bool = False) -> tuple[str, str]:
         title: The run's name.
         live: Ask the server the page came from for rollouts, instead of reading them from the page.
     """
-    static = resources.files("research_plugin.viewer") / "static"
-    script = "".join((static / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    style = (static / "viewer.css").read_text(encoding="utf-8")
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
-    )
-    page = (static / "viewer.html").read_text(encoding="utf-8")
     settings = {"live": live, "chunk": CHUNK, "columns": COLUMNS}
-    for name, value in {
-        "policy": policy,
-        "title": html.escape(title),
-        "settings": html.escape(json.dumps(settings)),
-        "style": style,
-        "script": script,
-    }.items():
-        page = page.replace(f"<!-- {name} -->", value, 1)
+    page = html_page("research_plugin.viewer", "viewer", _SCRIPTS, title, settings, connects=live)
     before, after = page.split(_DATA)
     return before, after
 
@@ -94,7 +76,3 @@ def _chunks(records: Iterable[RolloutRecord]) -> Iterator[list[RolloutRecord]]:
             chunk = []
     if chunk:
         yield chunk
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
