@@ -5,6 +5,7 @@ Reads the JSONL that veRL's ``file`` logger writes: one ``{"step": int, "data": 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,14 +17,35 @@ METRICS = ("reward", "f1", "em", "format_ok", "num_searches")
 _KEY = re.compile(r"^val-(?:core|aux)/(?P<source>.+)/(?P<name>[^/]+)/mean@\d+$")
 
 
+def keep_metrics(path: Path) -> None:
+    """Move the file out of the way of a run that resumes: veRL's logger starts it anew. `read_metrics` reads both."""
+    if path.is_file() and path.stat().st_size:
+        path.rename(path.with_name(f"{path.stem}.{len(_earlier_parts(path)) + 1}{path.suffix}"))
+
+
+def _earlier_parts(path: Path) -> list[Path]:
+    parts = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    return list(itertools.takewhile(Path.is_file, parts))
+
+
 def read_metrics(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Return (step, metrics) in order; a last line that was cut by a kill is left out.
+
+    Of a run that was resumed: every step once, as it was logged last.
 
     Raises:
         DataError: no such file, or a broken line that is not the last.
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist: the run logged nothing there (trainer.logger must contain 'file')")
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for part in [*_earlier_parts(path), path]:
+        newer = _read_part(part)
+        rows = [row for row in rows if not newer or row[0] < newer[0][0]] + newer
+    return rows
+
+
+def _read_part(path: Path) -> list[tuple[int, dict[str, Any]]]:
     rows: list[tuple[int, dict[str, Any]]] = []
     # Bytes: a kill can cut the last line inside a character.
     lines = path.read_bytes().rstrip().split(b"\n")
