@@ -80,7 +80,7 @@ def build_engine(tensor_parallel: int, pipeline_parallel: int) -> Any:
             override_transformer_config=overrides,
         ),
         optimizer_config=McoreOptimizerConfig(lr=1e-3, total_training_steps=4),
-        checkpoint_config=CheckpointConfig(),
+        checkpoint_config=CheckpointConfig(save_contents=["model"]),
     )
     engine.initialize()
     return engine
@@ -178,6 +178,7 @@ def main(rank: int, world: int, port: int, tensor_parallel: int, pipeline_parall
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     megatron_shims.apply()
+    from safetensors.torch import save_file
     from transformers import AutoTokenizer
 
     engine = build_engine(tensor_parallel, pipeline_parallel)
@@ -226,6 +227,9 @@ def main(rank: int, world: int, port: int, tensor_parallel: int, pipeline_parall
     after = {name: tensor.clone() for name, tensor in engine.get_per_tensor_param()[0]}
     results["shapes"] = {name: list(tensor.shape) for name, tensor in exported.items()}
     results["updated"] = sorted(name for name in after if not torch.equal(after[name], exported[name]))
+    engine.save_checkpoint(str(output.parent / "global_step_1" / "actor"))
+    if rank == 0:
+        save_file({name: tensor.contiguous() for name, tensor in after.items()}, output.parent / "after.safetensors")
     output.write_text(json.dumps(results))
     torch.distributed.barrier()
 

@@ -12,10 +12,12 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from composing import ROOT, clean_environment
+from exported_model import assert_exported
 
 pytestmark = pytest.mark.verl
 pytest.importorskip("verl")
@@ -49,7 +51,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for process in processes:
             process.kill()
     assert codes == [0] * len(processes), (folder / f"{codes.index(max(codes))}.log").read_text()[-4000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(processes))]
+    read = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(processes))]
+    return [{"folder": folder, **one} for one in read]
 
 
 def test_rollouts_are_what_the_proof_needs(ranks: list[dict[str, Any]]) -> None:
@@ -98,3 +101,14 @@ def test_step_changes_the_weights_that_are_sent_to_the_engine(ranks: list[dict[s
         assert weights <= set(rank["updated"])
     (norm,) = [rank["grad_norm"] for rank in ranks if "grad_norm" in rank]
     assert norm > 0.0
+
+
+def test_exported_checkpoint_is_the_model_that_was_saved(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    # Case 48: keys, shapes, values and logits, out of each layout. veRL writes no shards of the model to merge here.
+    folder, target = ranks[0]["folder"], tmp_path / "exported"
+    export = ["bash", str(ROOT / "examples" / "multi_node" / "export.sh"), str(folder / "global_step_1"), str(target)]
+    done = subprocess.run(export, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    from safetensors.torch import load_file
+
+    assert_exported(target, load_file(folder / "after.safetensors"))
