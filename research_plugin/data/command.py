@@ -9,6 +9,7 @@ from research_plugin.actions import add_actions, run_action
 ACTIONS = {
     "prepare": ("research_plugin.data.prepare", "turn JSONL questions into the Parquet that veRL reads"),
     "difficulty": ("research_plugin.data.difficulty", "sort questions by how many rollouts a served model needs"),
+    "sft": ("research_plugin.data.sft", "export good rollouts for veRL's SFT trainer"),
 }
 
 

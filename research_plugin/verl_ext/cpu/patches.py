@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 from typing import Any
 
 from research_plugin.errors import VersionError
@@ -68,8 +69,9 @@ def _name_vllm() -> None:
 def _use_gloo_alone() -> None:
     """Start process groups on "gloo".
 
-    verl/utils/distributed.py, initialize_global_process_group_ray, builds "cpu:gloo,<device>:<backend>"; with device
-    "cpu" that names the CPU twice, which torch refuses. Callers import the function after this module has run.
+    verl/utils/distributed.py, initialize_global_process_group_ray and initialize_global_process_group (the SFT
+    trainer's), build "cpu:gloo,<device>:<backend>"; with device "cpu" that names the CPU twice, which torch refuses.
+    Callers import the functions after this module has run.
     """
     import verl.utils.distributed as distributed
 
@@ -81,5 +83,11 @@ def _use_gloo_alone() -> None:
     def initialize(timeout_second: int | None = None, backend: str | None = None) -> Any:
         return original(timeout_second=timeout_second, backend=backend or "gloo")
 
+    @functools.wraps(distributed.initialize_global_process_group)
+    def initialize_under_torchrun(timeout_second: int = 36000) -> tuple[int, ...]:
+        initialize(timeout_second)
+        return tuple(int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+
     initialize.gloo_alone = True  # type: ignore[attr-defined]
     distributed.initialize_global_process_group_ray = initialize
+    distributed.initialize_global_process_group = initialize_under_torchrun
