@@ -12,6 +12,7 @@ function make(tag, className, text) {
 }
 
 const score = (value) => (value === null || value === undefined ? "–" : String(Math.round(value * 1000) / 1000));
+const counted = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 const verdict = (row) => (row.failed ? "bad" : row.score === null ? "unknown" : row.score < 1 ? "part" : "good");
 
 const SORTS = {
@@ -52,9 +53,8 @@ function applyFilters() {
 }
 
 function showCount(note = "") {
-  const all = store.rows.length.toLocaleString("en");
-  const few = shown.order.length.toLocaleString("en");
-  const parts = [few === all ? `${all} rollouts` : `${few} of ${all} rollouts`];
+  const few = shown.order.length < store.rows.length ? `${shown.order.length.toLocaleString("en")} of ` : "";
+  const parts = [few + counted(store.rows.length, "rollout", "rollouts")];
   if (settings.live) parts.push("live");
   if (store.unreadable) parts.push(`${store.unreadable} lines unreadable`);
   byId("count").textContent = [...parts, note].filter(Boolean).join(" · ");
@@ -96,7 +96,7 @@ function listRow(row, at) {
   const badge = make("span", `badge ${verdict(row)}`, score(row.score));
   badge.title = "score";
   const facts = [
-    `step ${row.step}`, row.split, row.searches === 1 ? "1 search" : `${row.searches} searches`,
+    `step ${row.step}`, row.split, counted(row.searches, "search", "searches"),
     row.stop.replace("_", " "), row.pred && `“${row.pred}”`,
   ];
   const body = make("div", "what");

@@ -75,7 +75,7 @@ function rolloutView(row, page) {
   return parts;
 }
 
-const signed = (value) => (value > 0 ? "+" : "") + score(value);
+const signed = (value) => (value > 0 ? "+" : "") + score(value).replace("-", "−");
 
 function fold(title, content, open = false) {
   const node = make("details", "fold");
@@ -84,13 +84,13 @@ function fold(title, content, open = false) {
   return node;
 }
 
-function blocksView(page, golds) {
+function blocksView(page, golds, unfolded = true) {
   const node = make("div", "blocks");
   for (const [kind, text, documents] of page.blocks) {
     const block = make("section", `block ${kind}`);
     block.setAttribute("aria-label", NAMES[kind]);
     block.append(make("h3", "", NAMES[kind]));
-    if (documents.length) block.append(...documents.map((each, at) => documentView(each, at, golds)));
+    if (documents.length) block.append(...documents.map((each, at) => documentView(each, at, golds, unfolded)));
     else block.append(said(kind, text.trim(), golds));
     node.append(block);
   }
@@ -107,10 +107,10 @@ function said(kind, text, golds) {
   return node;
 }
 
-function documentView(each, at, golds) {
+function documentView(each, at, golds, unfolded) {
   const [title, ...lines] = each.contents.split("\n");
   const body = marked(make("div", "said"), lines.join("\n") || title, golds);
-  const node = fold("", body, true);
+  const node = fold("", body, unfolded);
   const summary = node.firstChild;
   summary.append(make("span", "rank", `${at + 1}`), make("span", "", lines.length ? title : `document ${each.id}`));
   const found = body.querySelector("mark") || golds.some((gold) => gold && title.toLowerCase().includes(gold.toLowerCase()));
@@ -153,7 +153,7 @@ function maskView(page) {
 
 function token(text, trained, logProb) {
   const node = make("span", trained ? "token own" : "token env", text);
-  if (text.includes("\n")) node.classList.add("break");
+  if (text.includes("\n") && !text.trim()) node.classList.add("break");
   if (trained && logProb !== undefined) {
     const probability = Math.exp(logProb);
     node.classList.add(`l${LEVELS.filter((level) => probability < level).length}`);
@@ -178,11 +178,11 @@ async function groupView(row) {
     const column = make("section", each === row ? "column here" : "column");
     column.setAttribute("aria-label", `Rollout ${at + 1}`);
     const head = make("div", "column-head");
-    const numbers = [each.advantage !== null && `advantage ${signed(each.advantage)}`, `${each.searches} searches`,
+    const numbers = [each.advantage !== null && `advantage ${signed(each.advantage)}`, counted(each.searches, "search", "searches"),
       each.own !== null && `${each.own} own tokens`, each.stop.replace("_", " ")];
     head.append(make("span", `badge ${verdict(each)}`, score(each.score)), button(`Rollout ${at + 1}`, () => { view.group = false; open(each); }));
     column.append(head, make("p", "facts", numbers.filter(Boolean).join(" · ")));
-    column.append(view.mask ? maskView(pages[at]) : blocksView(pages[at], each.golds));
+    column.append(view.mask ? maskView(pages[at]) : blocksView(pages[at], each.golds, false));
     columns.append(column);
   });
   return [make("p", "note", note), columns];
