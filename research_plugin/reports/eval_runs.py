@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -13,51 +14,49 @@ from research_plugin.errors import DataError
 from research_plugin.reports.results import Cell, Key, Row
 
 OWN = "own runs"
+_NAMES = ("method", "model", "prompt")
+_OF_ONE_RUN = ("seed", "dataset", "dataset_sha256", "questions", "about")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    folder: Path
+    facts: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What runs of one row have in common, as text."""
+        return {
+            key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            for key, value in self.facts.items()
+            if key not in _OF_ONE_RUN
+        }
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
-    """Return the rows of these runs, and a note for every run whose number says less than it seems to.
+    """Return the rows of these runs, and notes on what their numbers leave out.
+
+    Rows with the same method, model and prompt say in which other settings they differ.
 
     Raises:
         DataError: a folder holds no finished evaluation, or two runs are the same one.
     """
-    cells: dict[tuple[str, str, str], dict[Key, list[Cell]]] = {}
-    seen: dict[tuple[Any, ...], Path] = {}
-    notes: list[str] = []
-    for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        facts, summary = (_load(folder / name) for name in ("run.json", "summary.json"))
-        row = (str(facts["method"]), str(facts["model"]), str(facts.get("prompt") or ""))
-        identity = (*row, facts["dataset"], facts.get("seed"))
-        if identity in seen:
-            raise DataError(f"{folder} and {seen[identity]} are the same evaluation with the same seed; name one")
-        seen[identity] = folder
-        notes += (f"{folder.name}: {text}" for text in _doubts(str(facts["dataset"]), summary))
-        for metric, value in summary["metrics"].items():
-            cell = Cell(*(100 * value[name] for name in ("mean", "low", "high")))
-            cells.setdefault(row, {}).setdefault((str(facts["dataset"]), metric), []).append(cell)
-    return [Row(*row, OWN, OWN, _merge(found)) for row, found in cells.items()], notes
+    runs = [_read(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+    grouped: dict[str, list[_Run]] = {}
+    for run in runs:
+        grouped.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    rows = [_row(found) for found in grouped.values()]
+    settings = [found[0].settings for found in grouped.values()]
+    named = [
+        replace(row, method=row.method + _difference(own, settings)) for row, own in zip(rows, settings, strict=True)
+    ]
+    return named, [f"{run.folder.name}: {doubt}" for run in runs for doubt in _doubts(run)]
 
 
-def _doubts(dataset: str, summary: Mapping[str, Any]) -> Iterator[str]:
-    questions = summary["questions"]
-    if problem := count_problem(dataset, _split_of(dataset), questions):
-        yield problem
-    for name, what in (("judge_unparsed", "had no readable verdict"), ("judge_missing", "were never judged")):
-        if summary.get(name):
-            yield f"{summary[name]:,} of {questions:,} answers {what}; they are left out of judge"
-
-
-def _split_of(dataset: str) -> str:
-    return PUBLISHED_SETS[dataset].splits[-1] if dataset in PUBLISHED_SETS else ""
-
-
-def _merge(cells: Mapping[Key, Sequence[Cell]]) -> dict[Key, Cell]:
-    return {key: found[0] if len(found) == 1 else _average(found) for key, found in cells.items()}
-
-
-def _average(cells: Iterable[Cell]) -> Cell:
-    values = [cell.value for cell in cells]
-    return Cell(mean(values), spread=stdev(values), runs=len(values))
+def _read(folder: Path) -> _Run:
+    facts, summary = (_load(folder / name) for name in ("run.json", "summary.json"))
+    return _Run(folder, facts, summary)
 
 
 def _load(path: Path) -> Any:
@@ -68,3 +67,48 @@ def _load(path: Path) -> Any:
             f"{path} cannot be read ({error}): the folder of a finished evaluation is needed; the command that began "
             "one goes on with it"
         ) from error
+
+
+def _row(runs: Sequence[_Run]) -> Row:
+    cells: dict[Key, list[Cell]] = {}
+    seen: dict[tuple[str, int], Path] = {}
+    for run in runs:
+        dataset, seed = str(run.facts["dataset"]), run.facts["seed"]
+        if other := seen.get((dataset, seed)):
+            raise DataError(f"{run.folder} and {other} are the same evaluation with the same seed; name one")
+        seen[dataset, seed] = run.folder
+        for metric, value in run.summary["metrics"].items():
+            cell = Cell(*(100 * value[name] for name in ("mean", "low", "high")))
+            cells.setdefault((dataset, metric), []).append(cell)
+    method, model, prompt = (str(runs[0].facts[name]) for name in _NAMES)
+    return Row(method, model, prompt, OWN, OWN, {key: _average(found) for key, found in cells.items()})
+
+
+def _average(cells: Sequence[Cell]) -> Cell:
+    if len(cells) == 1:
+        return cells[0]
+    values = [cell.value for cell in cells]
+    return Cell(mean(values), spread=stdev(values), runs=len(values))
+
+
+def _difference(own: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
+    """Return the settings that tell a row from those with the same names, as " (topk=3)"; "" if it has none."""
+    same = [other for other in others if all(other.get(name) == own.get(name) for name in _NAMES)]
+    keys = [key for key in own if any(other.get(key) != own[key] for other in same)]
+    return f" ({', '.join(f'{key}={own[key]:.60}' for key in keys)})" if keys else ""
+
+
+def _doubts(run: _Run) -> Iterator[str]:
+    """Say what the numbers of a run leave out."""
+    dataset, questions = str(run.facts["dataset"]), run.summary["questions"]
+    if dataset in PUBLISHED_SETS:
+        problem = count_problem(dataset, PUBLISHED_SETS[dataset].splits[-1], questions)
+        yield from (problem,) if problem else ()
+    counts = {
+        "failed": "questions failed",
+        "judge_unparsed": "verdicts are unreadable",
+        "judge_missing": "are not judged",
+    }
+    for name, what in counts.items():
+        if count := run.summary.get(name):
+            yield f"{count:,} of {questions:,} {what}, and are left out"

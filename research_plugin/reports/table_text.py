@@ -99,7 +99,7 @@ def _gains(rows: Sequence[Row]) -> list[tuple[Row, str, dict[Key, float]]]:
     found = []
     for row in rows:
         baselines = [other for other in rows if other.is_baseline and other.group == row.group]
-        iterated = [other for other in baselines if other.method == _ITER_RETGEN]
+        iterated = [other for other in baselines if other.method.partition(" ")[0] == _ITER_RETGEN]
         for over, others in ((_ITER_RETGEN, iterated), (_BEST, baselines)):
             if others and not row.is_baseline:
                 found.append((row, over, gains(row, others)))

@@ -37,7 +37,7 @@ def test_gains_over_each_columns_best_baseline(size: str, em: list[float], judge
         assert [round(value, 2) for (_, name), value in found.items() if name == metric] == expected
 
 
-def run_folder(folder: Path, metrics: dict[str, float], questions: int = 2_417, **facts: Any) -> Path:
+def run_folder(folder: Path, metrics: dict[str, float], *, questions: int = 2_417, **facts: Any) -> Path:
     folder.mkdir(parents=True)
     facts = {"method": "research", "model": "mine", "prompt": "instruct", "dataset": "musique", "seed": 0} | facts
     (folder / "run.json").write_text(json.dumps(facts))
@@ -106,6 +106,32 @@ def test_latex_is_escaped() -> None:
     assert escape_latex(r"a_b 50% \x{y} ±2 ~^") == (
         r"a\_b 50\% \textbackslash{}x\{y\} $\pm$2 \textasciitilde{}\textasciicircum{}"
     )
+
+
+def test_rows_that_differ_in_more_than_the_seed_are_not_averaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        run_folder(tmp_path / "a", {"em": 0.2}, topk=3, temperature=0.0, questions=2_417),
+        run_folder(tmp_path / "b", {"em": 0.4}, topk=5, temperature=0.0, questions=2_000, seed=1),
+        run_folder(tmp_path / "c", {"em": 0.1}, method="rag x4 majority", topk=5, temperature=0.7),
+    ]
+    assert report(*runs, "--published", "none") == 0
+    rows = lines(capsys.readouterr().out)
+    assert [row[0] for row in rows[2:5]] == ["research (topk=3)", "research (topk=5)", "rag x4 majority"]
+    assert rows[-1][3:5] == ["best of each column", "+30.00"]
+
+
+def test_what_the_numbers_leave_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", {"em": 0.2})
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"failed": 2, "judge_unparsed": 1, "judge_missing": 0}))
+    assert report(run) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- ")]
+    assert notes == [
+        "- a: 2 of 2,417 questions failed, and are left out",
+        "- a: 1 of 2,417 verdicts are unreadable, and are left out",
+    ]
 
 
 def test_the_same_run_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
