@@ -50,7 +50,7 @@ def search_rollout(session: int, answer: str, score: float, *, step: int = 12, d
         pred=answer,
         reason="answer matches" if score > 0.1 else "wrong answer, right format",
         stop_reason="answered",
-        advantage=score - 0.55,
+        advantage=0.45 if score > 0.55 else -0.45,
         tokens=tokens_of(segments, doubt),
     )
 
