@@ -38,6 +38,26 @@ class PromptConfig:
 
 
 @dataclass
+class RecordsConfig:
+    """Which rollouts a training writes down (see `research_plugin.records`)."""
+
+    groups_per_step: int = 16
+    """Groups of each training step, drawn at random, with all their rollouts; 0: none."""
+    questions_per_validation: int = 256
+    """Questions of each validation, the same ones every time; 0: none."""
+    tokens: bool = True
+    """Also every token with its mask and log-probability: about three times the size."""
+    max_mb: float = 2000.0
+    """What a run may take on disk; beyond it whole steps go, spread over the run."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("groups_per_step", "questions_per_validation", "max_mb"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{CUSTOM_KEY}.records.{name}={getattr(self, name)}; allowed: 0 and above")
+
+
+@dataclass
 class AgentConfig:
     """Settings of the search rollout."""
 
@@ -57,6 +77,7 @@ class AgentConfig:
     """Most tokens the policy may write before it has to search or answer; None: no own limit."""
     mask_observations: bool = True
     """False puts retrieved tokens into the loss: only for measuring what the mask is worth (docs/mask.md)."""
+    records: RecordsConfig = field(default_factory=RecordsConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

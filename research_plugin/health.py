@@ -7,7 +7,7 @@ thresholds are in `SIGNS` and in docs/metrics.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 WINDOW = 5
@@ -111,17 +111,23 @@ def find_alarms(steps: Iterable[tuple[int, Mapping[str, float]]]) -> list[Alarm]
 
 def repetition(text: str) -> float:
     """Return which share of the text's runs of `REPEATED_WORDS` words stood in it before."""
-    runs = _runs(text, REPEATED_WORDS)
-    return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
+    words = text.split()
+    count = len(words) - REPEATED_WORDS + 1
+    return 1.0 - len(set(_runs(words, REPEATED_WORDS))) / count if count > 0 else 0.0
 
 
 def copied(texts: Iterable[str], results: Iterable[str]) -> float:
     """Return which share of the policy's runs of `COPIED_WORDS` words stands in a result, too."""
-    own = [run for text in texts for run in _runs(text, COPIED_WORDS)]
-    known = {run for result in results for run in _runs(result, COPIED_WORDS)} if own else set()
-    return sum(run in known for run in own) / len(own) if own else 0.0
+    known: set[tuple[str, ...]] = set()
+    for result in results:
+        known.update(_runs(result.split(), COPIED_WORDS))
+    count = found = 0
+    for words in (text.split() for text in texts):
+        count += max(0, len(words) - COPIED_WORDS + 1)
+        found += sum(map(known.__contains__, _runs(words, COPIED_WORDS)))
+    return found / count if count else 0.0
 
 
-def _runs(text: str, length: int) -> list[tuple[str, ...]]:
-    words = text.split()
-    return list(zip(*(words[start:] for start in range(length)), strict=False))
+def _runs(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+    # Nothing in Python per run: this is done for every rollout.
+    return zip(*(words[start:] for start in range(length)), strict=False)

@@ -1,7 +1,8 @@
 """veRL entry point (group ``verl.plugins``): runs inside every ``import verl``, so it must stay tiny.
 
 Three jobs: put the recipes on Hydra's search path, OmegaConf resolvers that turn
-``${research_plugin:agent_loops.yaml}`` into an absolute path inside the installed package, and the CPU platform when
+``${research_plugin:agent_loops.yaml}`` into an absolute path inside the installed package and
+``${research_plugin_trainer:sync}`` into the name of a trainer that is then registered, and the CPU platform when
 ``VERL_PLATFORM=cpu`` asks for it. veRL finds everything else by name in the recipes. veRL 0.9.1 logs a plugin's
 exception at DEBUG and goes on (verl/__init__.py), hence the log call here.
 """
@@ -49,6 +50,13 @@ def data_file(name: str) -> str:
     return str(path)
 
 
+def trainer_name(mode: str) -> str:
+    """Register our trainers; return the name of the one for veRL's trainer mode ``mode``."""
+    import research_plugin.verl_ext.trainers  # noqa: F401  (registers them)
+
+    return f"research_{mode}"
+
+
 class RecipeSearchPath(SearchPathPlugin):
     """Appends ``file://.../recipes`` to Hydra's search path, so that ``+recipe=<name>`` composes."""
 
@@ -62,6 +70,7 @@ class RecipeSearchPath(SearchPathPlugin):
 Plugins.instance().register(RecipeSearchPath)
 OmegaConf.register_new_resolver("research_plugin", recipe_file, replace=True)
 OmegaConf.register_new_resolver("research_plugin_data", data_file, replace=True)
+OmegaConf.register_new_resolver("research_plugin_trainer", trainer_name, replace=True)
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     try:

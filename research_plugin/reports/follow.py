@@ -19,6 +19,7 @@ from typing import TextIO
 _PREFIX = re.compile(r"^(?:\x1b\[\d+m)?\(\w+ pid=\d+\)(?:\x1b\[0m)? ?")
 _METRIC = re.compile(r"(?P<name>[\w/.@-]+):(?:np\.\w+\()?(?P<value>-?\d[\d.e+-]*)")
 _STEP = re.compile(r"\bstep:(\d+) - ")
+_ALARM = "WARNING: this run may be collapsing"
 _END = "logs, rollouts and summary.json:"
 
 # What a line holds -> what it means; each is shown once.
@@ -68,6 +69,8 @@ def follow(lines: Iterator[str], log: TextIO, out: TextIO) -> bool:
             # After the table Ray may still report its own end; that is for the log.
             if stopped or not raw.startswith(("\x1b", "(")):
                 out.write(line + "\n")
+        elif _ALARM in line:
+            out.write(line[line.index(_ALARM) :] + "\n")
         elif (short := step_line(line)) is not None:
             out.write(f"[{time.monotonic() - started:4.0f} s] {short}\n")
         else:

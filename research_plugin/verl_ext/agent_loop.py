@@ -16,11 +16,12 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from research_plugin.config import AgentConfig, build_config
+from research_plugin.document import Document
 from research_plugin.errors import DataError
 from research_plugin.metrics import rollout_metrics
 from research_plugin.protocol import Dialect, get_dialect
 from research_plugin.rewards import golden_answers
-from research_plugin.search.client import shared_client
+from research_plugin.search.client import SearchReply, shared_client
 from research_plugin.search_loop import Episode, Generation, Limits, run_search_loop
 from research_plugin.tokens import HFCodec, build_prompt_ids, end_token_ids
 
@@ -50,7 +51,7 @@ class SearchAgentLoop(AgentLoopBase):
             (trainer/ppo/padding_utils.py).
         """
         # 1. the prompt
-        question = _question(kwargs["raw_prompt"])
+        question = row_question(kwargs["raw_prompt"])
         prompt = self.settings.prompt
         prompt_ids = build_prompt_ids(
             self.codec,
@@ -73,9 +74,11 @@ class SearchAgentLoop(AgentLoopBase):
         # 2. the turns
         engine = _Engine(self.server_manager, sampling_params, self.codec, self.shared.dialect.stop)
         client = shared_client(self.settings.search)
+        replies: list[SearchReply] = []
 
-        async def search(query: str) -> tuple[Any, ...]:
-            return (await client.search(query)).documents
+        async def search(query: str) -> tuple[Document, ...]:
+            replies.append(await client.search(query))
+            return replies[-1].documents
 
         episode = await run_search_loop(
             prompt_ids,
@@ -96,7 +99,7 @@ class SearchAgentLoop(AgentLoopBase):
             # _compute_metrics), and its token mean is 0/0 for a batch without policy tokens.
             logger.warning("left out: no room for a single token after a prompt of %d tokens", len(prompt_ids))
             return await self._leave_out("no_room", kwargs)
-        return self._output(episode, engine, kwargs)
+        return self._output(episode, engine, replies, kwargs)
 
     def _limits(self, row: dict[str, Any]) -> Limits:
         """Return the limits of the training step that ``row`` was drawn in (agent_loop_tq.py, _run_prompt)."""
@@ -112,7 +115,9 @@ class SearchAgentLoop(AgentLoopBase):
             await left_out.record(row["uid"], row["session_id"], reason)
         return []
 
-    def _output(self, episode: Episode, engine: _Engine, row: dict[str, Any]) -> AgentLoopOutput:
+    def _output(
+        self, episode: Episode, engine: _Engine, replies: list[SearchReply], row: dict[str, Any]
+    ) -> AgentLoopOutput:
         rollout = episode.rollout
         mask = rollout.response_mask if self.settings.mask_observations else [1] * len(rollout.response_mask)
         return AgentLoopOutput(
@@ -134,7 +139,13 @@ class SearchAgentLoop(AgentLoopBase):
                 "stop_reason": rollout.stop_reason.value,
                 "segments": [[segment.text, segment.by_policy] for segment in rollout.segments],
                 "queries": [search.query for search in episode.searches],
-                **rollout_metrics(episode, _golden_answers(row)),
+                "documents": [
+                    [{"id": document.id, "contents": document.contents} for document in search.documents]
+                    for search in episode.searches
+                ],
+                "search_latencies": [reply.seconds for reply in replies if not reply.cached],
+                "num_cached_searches": float(sum(reply.cached for reply in replies)),
+                **rollout_metrics(episode, row_golden_answers(row), self.shared.dialect.result_open),
             },
         )
 
@@ -243,7 +254,7 @@ def _generation(model_path: str) -> Any:
         return None
 
 
-def _question(messages: Any) -> str:
+def row_question(messages: Any) -> str:
     """Return the last user message's text.
 
     Raises:
@@ -257,7 +268,8 @@ def _question(messages: Any) -> str:
     )
 
 
-def _golden_answers(row: dict[str, Any]) -> list[str]:
+def row_golden_answers(row: dict[str, Any]) -> list[str]:
+    """Return the row's golden answers; none for a row that the reward will refuse."""
     try:
         return list(golden_answers(row["reward_model"]["ground_truth"]))
     except (KeyError, TypeError, DataError):

@@ -21,7 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from research_plugin.checks import check_config
 from research_plugin.config import CUSTOM_KEY
 from research_plugin.errors import ResearchPluginError
+from research_plugin.reports.run_card import RUN_FILE, write_card
+from research_plugin.reports.summary import format_table, keep_metrics, summarize
 from research_plugin.search.settings import EMBEDDED, SearchConfig
+from research_plugin.verl_ext.run_file import end_run_file, start_run_file
 from research_plugin.versions import check_verl
 
 logger = logging.getLogger(__name__)
@@ -63,9 +66,12 @@ class Preflight(Callback):
             problems += _retriever_problems(agent.search)
         elif agent is not None and not problems:
             url = _start_retriever(str(agent.search.corpus), self.run_dir)
-            config.actor_rollout_ref.rollout.custom.search.url = url
-        if not problems:
+            config.actor_rollout_ref.rollout.custom.search.url = agent.search.url = url
+        if agent is not None and not problems:
+            start_run_file(config, agent, self.run_dir)
+            atexit.register(_write_card, self.run_dir)
             _set_metrics_file(config)
+            _set_trainer(config)
             if not config.actor_rollout_ref.rollout.custom.get("mask_observations", True):
                 print(f"WARNING: {CUSTOM_KEY}.mask_observations=false: this run trains on retrieved text", flush=True)
         return problems
@@ -75,10 +81,10 @@ class Preflight(Callback):
         job = kwargs.get("job_return")
         failed = job is not None and getattr(job.status, "name", "") == "FAILED"
         metrics = os.environ.get("VERL_FILE_LOGGER_PATH")
+        if self.run_dir is not None and (self.run_dir / RUN_FILE).is_file():
+            end_run_file(self.run_dir, "failed" if failed else "finished")
         if failed or self.run_dir is None or not metrics:
             return
-        from research_plugin.reports.summary import format_table, summarize
-
         try:
             summary = summarize(Path(metrics), (time.monotonic() - self.started) / 60)
         except ResearchPluginError as error:
@@ -122,7 +128,23 @@ def _set_metrics_file(config: DictConfig) -> None:
     if "file" in (config.trainer.logger or []):
         path = Path(config.trainer.default_local_dir)
         path.mkdir(parents=True, exist_ok=True)
+        keep_metrics(path / "metrics.jsonl")
         os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(path / "metrics.jsonl"))
+
+
+def _write_card(run_dir: Path) -> None:
+    """Write the run card however the run ends, short of a kill."""
+    try:
+        write_card(run_dir)
+    except (ResearchPluginError, OSError) as error:
+        print(f"no run card: {error}", flush=True)
+
+
+def _set_trainer(config: DictConfig) -> None:
+    """Have veRL take our form of its trainer (verl_ext/trainers.py says how it is found)."""
+    v1 = config.trainer.v1
+    if v1.trainer_mode in ("sync", "colocate_async", "separate_async"):
+        v1.trainer_mode = f"${{research_plugin_trainer:{v1.trainer_mode}}}"
 
 
 def _choose_cpu() -> None:

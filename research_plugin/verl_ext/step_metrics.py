@@ -1,13 +1,15 @@
 """veRL's replay buffers, with the numbers of `metrics.step_metrics` added to each step's.
 
 Recipes name `replay_buffer` in ``trainer.v1.sampler.custom_sampler``: what a buffer's ``sample`` returns beside the
-batch goes to veRL's tracker, in all three trainer modes (veRL 0.9.1, trainer/ppo/v1/trainer_base.py, _step_once).
+batch goes to veRL's tracker, in all three trainer modes (veRL 0.9.1, trainer/ppo/v1/trainer_base.py, _step_once). veRL
+drops what it returns beside a validation batch; `trainers` asks for it through ``on_validation``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import transfer_queue as tq
@@ -20,7 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Measuring:
-    """Wraps ``sample`` of the replay buffer that it is mixed into."""
+    """Wraps ``sample`` of the replay buffer that it is mixed into.
+
+    Attributes:
+        on_validation: Called with each batch of a validation, while its data is there, and the reasons of `LEFT_OUT`.
+    """
+
+    on_validation: Callable[[Any, list[str]], None] | None = None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Sample as veRL does; a training batch comes with its numbers, a validation that lost rollouts says so."""
@@ -28,11 +36,13 @@ class _Measuring:
             # Training rollouts may go on meanwhile (async modes): what is theirs waits for the next training batch.
             prompts = (tq.kv_list("val") or {}).get("val", {})
             batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
-            if lost := Counter(left_out.take(prompts)):
-                logger.warning("validation is missing %d rollouts: %s", lost.total(), dict(lost))
+            if lost := left_out.take(prompts):
+                logger.warning("validation is missing %d rollouts: %s", len(lost), dict(Counter(lost)))
+            if self.on_validation is not None:
+                self.on_validation(batch, lost)
             return batch, metrics
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
-        return batch, {**metrics, **step_metrics(_rollouts(batch), left_out.take())}
+        return batch, {**metrics, **step_metrics(batch_rollouts(batch), left_out.take())}
 
 
 class SyncBuffer(_Measuring, ReplayBuffer):
@@ -65,7 +75,7 @@ def replay_buffer(*, sampler_kwargs: Any, **kwargs: Any) -> ReplayBuffer:
     )
 
 
-def _rollouts(batch: Any) -> list[tuple[str, float | None, dict[str, Any]]]:
+def batch_rollouts(batch: Any) -> list[tuple[str, float | None, dict[str, Any]]]:
     """Return (prompt uid, reward, extra_fields) of every rollout in the batch."""
     if not batch.keys:
         return []

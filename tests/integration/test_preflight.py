@@ -210,3 +210,48 @@ def test_users_own_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Mon
         config = compose_config("+recipe=research_7b", f"actor_rollout_ref.model.path={given}", *parquet)
         Preflight().prepare(config)
         assert config.actor_rollout_ref.model.path == expected
+
+
+def test_run_file_says_what_runs_and_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+    import json
+
+    from research_plugin.reports.run_card import write_card
+    from research_plugin.retriever.process import RetrieverProcess
+    from research_plugin.verl_ext.preflight import Preflight
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")  # no GPUs needed here
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "set by the preflight")
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH")
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.parquet").write_text(name)
+    folder = tmp_path / "run"
+    with RetrieverProcess(timeout=60, arguments=["--recipe", "tiny"]) as server:
+        url = server.url.replace("//", "//user:sesame@")
+        overrides = [
+            *(f"data.{name}_files={tmp_path}/{name}.parquet" for name in ("train", "val")),
+            f"trainer.default_local_dir={folder}",
+            f"{CUSTOM}.search.url={url}",
+            f"{CUSTOM}.search.expects=null",
+            "trainer.nnodes=1",
+            "+ray_kwargs.ray_init._redis_password=sesame",
+        ]
+        config = compose_config("+recipe=research_7b", *overrides, with_hydra=True)
+        for started in (1, 2):
+            preflight = Preflight()
+            preflight.on_run_start(compose_config("+recipe=research_7b", *overrides, with_hydra=True))
+            assert len(json.loads((folder / "run.json").read_text())["attempts"]) == started
+    assert config.trainer.v1.trainer_mode == "sync"
+    run = json.loads((folder / "run.json").read_text())
+    assert run["recipe"] == "research_7b"
+    assert f"data.train_files={tmp_path}/train.parquet" in run["overrides"]
+    assert run["data"][f"{tmp_path}/val.parquet"] == f"sha256 {hashlib.sha256(b'val').hexdigest()}, 3 bytes"
+    assert (run["prompt"], run["protocol"], run["gpus"]) == ("instruct", "research", 8)
+    assert run["reward"].startswith("method=research, rules=paper")
+    assert run["retriever"] == {server.url: {"engine": "bm25", "corpus": "corpus.jsonl", "size": 1570}}
+    assert {"verl", "torch", "research-plugin"} <= set(run["versions"])
+    preflight.on_run_end(config, job_return=None)
+    assert json.loads((folder / "run.json").read_text())["state"] == "finished"
+    write_card(folder)
+    assert "8 GPUs" in (folder / "run_card.md").read_text()
+    assert "sesame" not in "".join(path.read_text() for path in folder.iterdir())
