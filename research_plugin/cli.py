@@ -20,6 +20,7 @@ COMMANDS = {
     "report": ("research_plugin.reports.command", "eval", "tables of what trainings and evaluations reached"),
     "view": ("research_plugin.viewer.command", "report", "look at the rollouts of a run: in a browser or a terminal"),
     "judge": ("research_plugin.evaluation.judge_command", "eval", "let an LLM judge the answers of an evaluation"),
+    "chat": ("research_plugin.chat.command", "eval", "ask a served model and watch it search"),
     "tiny": ("research_plugin.data.build_tiny", "cpu", "rebuild the embedded tiny world, its tokenizer and its model"),
 }
 
