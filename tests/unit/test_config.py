@@ -52,7 +52,7 @@ def test_every_value_arrives() -> None:
         (
             {"max_search": 3},
             f"unknown key {CUSTOM}.max_search; allowed: mask_observations, max_observation_tokens, max_searches, "
-            "max_searches_schedule, max_turn_tokens, prompt, protocol, search, when_spent",
+            "max_searches_schedule, max_turn_tokens, prompt, protocol, records, search, when_spent",
         ),
         ({"search": {**SEARCH, "time_out": 3}}, f"unknown key {CUSTOM}.search.time_out; allowed: api, backoff,"),
         ({"prompt": {"styl": "base"}}, f"unknown key {CUSTOM}.prompt.styl; allowed: file, style"),
@@ -73,6 +73,7 @@ def test_every_value_arrives() -> None:
             {"search": SEARCH, "protocol": "other"},
             "unknown protocol 'other'; allowed: r1_searcher, research, search_r1",
         ),
+        ({"search": SEARCH, "records": {"max_mb": -1}}, f"{CUSTOM}.records.max_mb=-1.0; allowed: 0 and above"),
         ({"search": SEARCH, "when_spent": "go"}, f"{CUSTOM}.when_spent='go'; allowed: stop, notice"),
         ({"search": SEARCH, "max_searches": -1}, f"{CUSTOM}.max_searches=-1; allowed: null or 0 and above"),
         ({"search": SEARCH, "max_observation_tokens": 31}, f"{CUSTOM}.max_observation_tokens=31; allowed: null or 32"),
