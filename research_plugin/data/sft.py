@@ -15,7 +15,7 @@ from pathlib import Path
 from research_plugin.data.sft_rows import Segment, SFTRow, write_sft
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.prompts import STYLES, load_prompt
-from research_plugin.protocol import get_dialect
+from research_plugin.protocol import DIALECTS, get_dialect
 from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
 from research_plugin.rewards import METHODS
@@ -102,8 +102,9 @@ def _rank(record: RolloutRecord) -> tuple[float, int, int]:
 
 
 def _row(record: RolloutRecord, protocol: str | None, style: str | None, prompt_file: str | None) -> SFTRow:
-    if protocol is None and record.method in METHODS:
-        protocol = METHODS[record.method].dialect.name
+    if protocol is None:
+        judged = METHODS.get(record.method)
+        protocol = judged.dialect.name if judged else record.method if record.method in DIALECTS else None
     style = style or (record.prompt if record.prompt in STYLES else None)
     if protocol is None or style is None:
         raise ConfigError(
