@@ -74,7 +74,7 @@ def read_curves(run: Path, name: str) -> RunCurves:
         for step, data in read_metrics(metrics):
             _add_metrics(curves, step, data)
     if run.is_dir() and any(panel.key not in curves.train or panel.key not in curves.val for panel in PANELS):
-        _add_records(curves, (record for _, record in records.new()))
+        _add_records(curves, (record for _, record in records.new_with_progress()))
     if not any(curves.train.values()) and not any(curves.val.values()):
         raise DataError(
             f"{run} holds no steps: neither metrics.jsonl (trainer.logger must contain 'file') nor rollouts of a "

@@ -55,10 +55,6 @@ class RunRecords:
         dumps = (path for folder in _DUMPS for path in self.run.glob(f"{folder}/*.jsonl"))
         return sorted(own or dumps, key=_by_step)
 
-    def size(self) -> int:
-        """Return the bytes of all files."""
-        return sum(path.stat().st_size for path in self.files())
-
     def new(self) -> Iterator[tuple[Place, RolloutRecord]]:
         """Yield the records written since the last call; stopping early loses none."""
         for path in self.files():
@@ -77,6 +73,16 @@ class RunRecords:
                         self.unreadable.append(str(error))
                     else:
                         yield place, record
+
+    def new_with_progress(self) -> Iterator[tuple[Place, RolloutRecord]]:
+        """Yield what `new` yields; a terminal sees how far it is."""
+        from tqdm import tqdm
+
+        size = sum(path.stat().st_size for path in self.files())
+        with tqdm(total=size, unit="B", unit_scale=True, desc=f"reading {self.run.name}", disable=None) as bar:
+            for place, record in self.new():
+                bar.update(place.length)
+                yield place, record
 
     def read(self, place: Place) -> RolloutRecord:
         """Read one record again.

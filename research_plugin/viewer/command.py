@@ -6,10 +6,8 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
 
 
@@ -43,22 +41,13 @@ def _write(records: RunRecords, title: str, path: Path) -> int:
     part = path.with_name(path.name + ".part")  # an interrupted run leaves the old file as it was
     try:
         with part.open("w", encoding="utf-8") as out:
-            count = write_html(_with_progress(records), title, out)
+            count = write_html((record for _, record in records.new_with_progress()), title, out)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
     _report_unreadable(records)
     print(f"{count} rollouts, {path.stat().st_size / 1e6:.1f} MB: {path}")
     return 0
-
-
-def _with_progress(records: RunRecords) -> Iterator[RolloutRecord]:
-    from tqdm import tqdm
-
-    with tqdm(total=records.size(), unit="B", unit_scale=True, desc="reading", disable=None) as bar:
-        for place, record in records.new():
-            bar.update(place.length)
-            yield record
 
 
 def _report_unreadable(records: RunRecords) -> None:

@@ -31,7 +31,9 @@ class _Rollouts:
 
     def __init__(self, records: RunRecords) -> None:
         self._records = records
-        rows = [(place, dict(zip(COLUMNS, row_of(record), strict=True))) for place, record in records.new()]
+        rows = [
+            (place, dict(zip(COLUMNS, row_of(record), strict=True))) for place, record in records.new_with_progress()
+        ]
         self._all = sorted(rows, key=lambda row: -row[1]["step"])
         self.shown = self._all
 

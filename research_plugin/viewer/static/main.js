@@ -4,6 +4,7 @@ document.querySelector("h1").textContent = document.title;
 function setReading(on) {
   document.body.classList.toggle("reading", on);
   if (!on) list.focus();
+  else if (!list.offsetParent) byId("page").focus(); // a narrow screen shows one of the two
 }
 
 function open(row, focus = true) {
@@ -84,6 +85,14 @@ function openFromAddress() {
 }
 addEventListener("hashchange", openFromAddress);
 
+// New rollouts above must not push away what is being looked at.
+function keepPlace(change) {
+  const first = shown.order[Math.floor(list.scrollTop / ROW)];
+  const rest = list.scrollTop % ROW;
+  change();
+  if (list.scrollTop > 0 && shown.order.includes(first)) list.scrollTop = shown.order.indexOf(first) * ROW + rest;
+}
+
 async function read() {
   let again = 0;
   try {
@@ -91,7 +100,7 @@ async function read() {
     const more = await readRows();
     if (store.rows.length > before || !before) {
       fillChoices();
-      applyFilters();
+      keepPlace(applyFilters);
     }
     if (!shown.current) openFromAddress();
     if (!shown.current && !document.body.classList.contains("reading") && shown.order.length) open(shown.order[0], false);
