@@ -21,8 +21,8 @@ from research_plugin.data.rows import Row, question_text
 from research_plugin.document import Document
 from research_plugin.errors import ConfigError
 from research_plugin.evaluation.agentic import agentic
-from research_plugin.evaluation.aggregate import aggregate
 from research_plugin.evaluation.best_of import SELECT, best_of
+from research_plugin.evaluation.judge import summarise
 from research_plugin.evaluation.method import METHODS, TRAINED, Method, World, get_method
 from research_plugin.evaluation.plan import Plan, identity, make_plan, read_dataset
 from research_plugin.evaluation.record import make_record
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nstopped; the same command goes on from {args.out}", file=sys.stderr)
         return 130
     failed = len(rows) - len(records)
-    summary = {"failed": failed, **aggregate(records)}
+    summary = {"failed": failed, **summarise(args.out, records)}
     _write_json(args.out / "summary.json", summary)
     for name in _SHOWN:
         if value := summary["metrics"].get(name):

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from research_plugin.errors import DataError, ModelError
+from research_plugin.evaluation.aggregate import aggregate
 from research_plugin.evaluation.prompts import fill
 from research_plugin.evaluation.verdict import read_verdict
 from research_plugin.records import RolloutRecord
 from research_plugin.resumable import JsonlLog, work_through
 from research_plugin.served.model import ServedModel
 
-__all__ = ["FILE", "Replies", "ask_judge", "judge_prompt"]
+__all__ = ["Replies", "ask_judge", "judge_prompt", "summarise", "summarise_judged"]
 
-FILE = "judge.jsonl"
+_FILE = "judge.jsonl"
 _MOST_FAILURES = 10
 
 
@@ -40,7 +42,7 @@ class Replies(JsonlLog):
     """
 
     def __init__(self, run: Path) -> None:
-        super().__init__(run / FILE)
+        super().__init__(run / _FILE)
         self.model = ""
         """The judge of the last reply."""
         self._known: dict[str, str] = {}
@@ -62,20 +64,29 @@ class Replies(JsonlLog):
         self._known[key], self.model = reply, model
         self.write(json.dumps({"key": key, "model": model, "reply": reply}, ensure_ascii=False))
 
-    def verdicts(self, records: Iterable[RolloutRecord], model: str | None = None) -> dict[str, bool | None]:
-        """Return by id what a judge (the last one) says of each record: None for a reply that cannot be read.
 
-        No answer is wrong without being asked about. A record without a reply is left out.
-        """
-        found: dict[str, bool | None] = {}
-        for record in records:
-            prompt = judge_prompt(record)
-            reply = self.get(model or self.model, prompt)
-            if not prompt:
-                found[record.id] = False
-            elif reply is not None:
-                found[record.id] = read_verdict(reply)
-        return found
+def summarise(run: Path, records: Sequence[RolloutRecord]) -> dict[str, Any]:
+    """Return `aggregate` of a run's records, with the verdicts of the judge that was asked last, if there is one."""
+    if not (run / _FILE).exists():
+        return aggregate(records)
+    with Replies(run) as replies:
+        return summarise_judged(records, replies, replies.model)
+
+
+def summarise_judged(records: Sequence[RolloutRecord], replies: Replies, judge: str) -> dict[str, Any]:
+    """Return `aggregate` of records and of what the model ``judge`` says of them.
+
+    No answer is wrong without being asked about.
+    """
+    verdicts: dict[str, bool | None] = {}
+    for record in records:
+        prompt = judge_prompt(record)
+        reply = replies.get(judge, prompt)
+        if not prompt:
+            verdicts[record.id] = False
+        elif reply is not None:
+            verdicts[record.id] = read_verdict(reply)
+    return {**aggregate(records, verdicts), "judge_model": judge}
 
 
 async def ask_judge(

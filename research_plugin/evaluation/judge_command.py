@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from research_plugin.errors import DataError
-from research_plugin.evaluation.aggregate import aggregate
-from research_plugin.evaluation.judge import Replies, ask_judge, judge_prompt
+from research_plugin.evaluation.judge import Replies, ask_judge, judge_prompt, summarise_judged
 from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
 from research_plugin.served.model import ServedModel
@@ -113,7 +112,7 @@ def _sum_up(folder: Path, records: list[RolloutRecord], replies: Replies, model:
     """Put the verdicts into the run's summary and print what they come to."""
     path = folder / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    summary |= {**aggregate(records, replies.verdicts(records, model)), "judge_model": model}
+    summary |= summarise_judged(records, replies, model)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)
