@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server over the tiny model, on the CPU: what a user serves, in small."""
+"""vLLM's own OpenAI-compatible server over a tiny model, on the CPU: what a user serves, in small."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from pathlib import Path
 import httpx
 from composing import clean_environment
 
-from research_plugin.data.tiny_files import TinyFiles, tiny_dir
-
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 1024
 
 
 @contextmanager
-def serve_tiny_model(log: Path) -> Iterator[str]:
+def serve_model(model: Path, log: Path) -> Iterator[str]:
     """Start the server, which takes half a minute; yield its URL without ``/v1``; end all of its processes."""
     from research_plugin.verl_ext.cpu.platform import ROLLOUT_ENV
 
@@ -31,7 +29,7 @@ def serve_tiny_model(log: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port),
-        "--model", str(TinyFiles(tiny_dir()).model), "--served-model-name", MODEL_NAME,
+        "--model", str(model), "--served-model-name", MODEL_NAME,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--disable-uvicorn-access-log",
     ]  # fmt: skip
     env = {**clean_environment(), **ROLLOUT_ENV, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

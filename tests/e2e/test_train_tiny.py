@@ -7,28 +7,17 @@ table is the proof of the full claim.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composing import clean_environment
-
-from research_plugin.data.tiny_files import tiny_dir
+from tiny_training import QUESTIONS, STEPS, training
 
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.e2e, pytest.mark.verl]
-
-COMMAND = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", "+recipe=research_tiny"]
-STEPS = 4
-QUESTIONS = 61  # a prime: divides into nothing
 
 
 def _session(pid: int) -> set[int]:
@@ -69,45 +58,10 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     return False
 
 
-@contextmanager
-def _training(folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run in ``folder``, its output in ``folder/log``; kill what is left of it at the end.
-
-    The corpus is a copy, so that the retriever can be told apart from any other on this machine.
-    """
-    corpus = shutil.copy(tiny_dir() / "corpus.jsonl", folder)
-    settings = ["trainer.default_local_dir=run", f"actor_rollout_ref.rollout.custom.search.corpus={corpus}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*COMMAND, *settings, *overrides],
-            cwd=folder,
-            env=clean_environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tiny_run: Path) -> Path:
     """One short training run from an unrelated folder; its run folder."""
-    folder = tmp_path_factory.mktemp("train")
-    with _training(
-        folder,
-        f"trainer.total_training_steps={STEPS}",
-        f"data.val_max_samples={QUESTIONS}",
-        # With a reference model, which the recipe does without.
-        "actor_rollout_ref.actor.use_kl_loss=true",
-    ) as process:
-        process.wait(timeout=1200)
-    assert process.returncode == 0, (folder / "log").read_text(errors="replace")[-4000:]
-    return folder / "run"
+    return tiny_run
 
 
 def _metrics(run: Path) -> list[dict[str, float]]:
@@ -163,7 +117,7 @@ def test_run_leaves_no_process_behind(run: Path) -> None:
 
 
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
-    with _training(tmp_path) as process:
+    with training(tmp_path) as process:
         log = tmp_path / "log"
         started = _wait(lambda: "Started a local Ray instance" in log.read_text(errors="replace"), 240)
         assert started, log.read_text(errors="replace")[-4000:]
