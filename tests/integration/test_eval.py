@@ -220,6 +220,14 @@ def test_prompted_methods_and_one_of_ones_own(
     assert model.requests[0][1]["max_tokens"] == 64
 
 
+def test_best_of_three_costs_three_attempts(model: ScriptedModel, command: list[str], tmp_path: Path) -> None:
+    assert main([*command, "--best-of", "3", "--temperature", "0.7", "--seed", "5"]) == 0
+    means = {name: value["mean"] for name, value in read(tmp_path / "out" / "summary.json")["metrics"].items()}
+    assert (means["num_searches"], means["model_calls"], means["em"]) == (3, 6, 0.5)
+    assert {request["seed"] for _, request in model.requests} == {5, 6, 7}
+    assert all(len(record.queries) == 3 for record in records(tmp_path / "out").values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

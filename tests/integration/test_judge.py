@@ -16,7 +16,8 @@ import pytest
 from openai_server import OpenAIServer
 
 from research_plugin.cli import main
-from research_plugin.records import RolloutRecord
+from research_plugin.evaluation.judge import summarise
+from research_plugin.records import RolloutRecord, parse_record
 
 SAYS = {
     "Paris": '{"rationale": "Same city.", "verdict": "correct"}',
@@ -89,6 +90,8 @@ def test_verdicts_go_into_the_summary_and_nothing_is_asked_twice(
 
     assert main(["judge", str(run), "--judge-url", url]) == 0
     assert summary(run) == found and len(script.requests) == 4
+    records = [parse_record(line) for line in (run / "records.jsonl").read_bytes().splitlines()]
+    assert {**found, **summarise(run, records)} == found, "a later eval keeps the verdicts"
 
     assert main(["judge", str(run), str(other), "--judge-url", url]) == 0
     assert summary(other)["metrics"]["judge"]["mean"] == 0.5
