@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
 import json
 import sys
 import time
@@ -98,18 +99,9 @@ async def _evaluate(
         method = _method(args, plan, rows, server, find)
         args.out.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(RecordLog(args.out / "records.jsonl"))
-        _write_or_compare(
-            args.out / "run.json",
-            identity(args, plan, rows, server.name, list(health.values())),
-            {
-                "dataset_file": str(args.dataset),
-                "model_url": server.url,
-                "retrievers": sorted(health),
-                "research_plugin": __version__,
-                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            },
-            begun=bool(log.records),
-        )
+        facts = identity(args, plan, rows, server.name, list(health.values()))
+        about = {"dataset_file": str(args.dataset), "model_url": server.url, "retrievers": sorted(health)}
+        _begin(args.out / "run.json", facts, about, begun=bool(log.records))
 
         async def attempt(row: Row) -> RolloutRecord:
             started = time.perf_counter()
@@ -119,13 +111,7 @@ async def _evaluate(
             return record
 
         with tqdm(total=len(rows), initial=len(log.records), desc=plan.method, unit="q", smoothing=0.05) as bar:
-
-            def show() -> None:
-                done = log.records.values()
-                means = {name: f"{sum(r.scores[name] for r in done) / len(done):.3f}" for name in ("em", "f1") if done}
-                bar.set_postfix(means, refresh=False)
-                bar.update()
-
+            show = _running_means(bar, list(log.records.values()))
             faults = await answer_all(rows, attempt, log, concurrency=args.concurrency, on_done=show)
         ids = [row["extra_info"]["id"] for row in rows]
         return [log.records[row_id] for row_id in ids if row_id in log.records], faults
@@ -180,8 +166,25 @@ def _method(
     return method if args.best_of == 1 else best_of(method, args.best_of, args.select)
 
 
-def _write_or_compare(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], *, begun: bool) -> None:
-    """Write run.json, or see to it that the one that is there says the same."""
+def _running_means(bar: Any, known: Sequence[RolloutRecord]) -> Callable[[RolloutRecord | None], None]:
+    """Return what moves the progress bar by one question and shows the means of all that have a record."""
+    scored = [record.scores for record in known]
+    count, sums = len(scored), {name: sum(scores[name] for scores in scored) for name in ("em", "f1")}
+
+    def show(record: RolloutRecord | None) -> None:
+        nonlocal count
+        if record is not None:
+            count += 1
+            for name in sums:
+                sums[name] += record.scores[name]
+            bar.set_postfix({name: f"{total / count:.3f}" for name, total in sums.items()}, refresh=False)
+        bar.update()
+
+    return show
+
+
+def _begin(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], *, begun: bool) -> None:
+    """Write run.json, or see to it that the one that is there says the same; ``about`` may differ."""
     settings = json.loads(json.dumps(settings))
     if path.is_file():
         old = json.loads(path.read_text(encoding="utf-8"))
@@ -189,7 +192,10 @@ def _write_or_compare(path: Path, settings: Mapping[str, Any], about: Mapping[st
     elif begun:
         raise ConfigError(f"{path.parent} holds records but no {path.name}; choose another --out")
     else:
-        _write_json(path, {**settings, "about": about})
+        versions = {name: importlib.metadata.version(name) for name in ("transformers", "httpx")}
+        versions["research_plugin"] = __version__
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        _write_json(path, {**settings, "about": {**about, "started": started, "versions": versions}})
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -35,7 +35,6 @@ METHODS = {
 class Settings:
     """How a method is to ask; a method reads `rounds` and leaves the rest to its world."""
 
-    topk: int = 5
     temperature: float = 0.0
     top_p: float = 1.0
     max_tokens: int = 1024
@@ -113,7 +112,7 @@ class World:
         return await self._write("completions", {"prompt": prompt, **options})
 
     async def search(self, query: str) -> Sequence[Document]:
-        """Return the `Settings.topk` best documents."""
+        """Return the best documents, as many as the retriever's settings say."""
         documents = await self._find(query)
         self._attempt.queries.append(query)
         self._attempt.documents.append(documents)

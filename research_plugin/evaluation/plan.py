@@ -60,7 +60,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.best_of > 1 and args.temperature <= 0:
         raise ConfigError("--best-of makes equal attempts at --temperature 0; set one above 0, such as 0.7")
     settings = Settings(
-        topk=config.topk if config else 0,
         temperature=args.temperature,
         top_p=args.top_p,
         max_tokens=args.max_tokens,

@@ -45,12 +45,12 @@ async def answer_all(
     log: RecordLog,
     *,
     concurrency: int,
-    on_done: Callable[[], object] = lambda: None,
+    on_done: Callable[[RolloutRecord | None], object] = lambda record: None,
 ) -> dict[str, str]:
     """Attempt every question that ``log`` has no record of.
 
     A fault of model server or retriever leaves its question without a record, for the next run. When nothing but faults
-    comes back any more, the rest is not attempted.
+    comes back any more, the rest is not attempted. ``on_done`` is called with each record, and with None for a fault.
 
     Returns:
         The faults, by question id.
@@ -63,12 +63,15 @@ async def answer_all(
         if in_a_row >= max(_FAULTS_IN_A_ROW, concurrency):
             return
         try:
-            log.add(await attempt(row))
-            in_a_row = 0
+            record = await attempt(row)
         except (SearchError, ModelError) as error:
             faults[row["extra_info"]["id"]] = str(error)
             in_a_row += 1
-        on_done()
+            on_done(None)
+            return
+        in_a_row = 0
+        log.add(record)
+        on_done(record)
 
     await work_through([row for row in rows if row["extra_info"]["id"] not in log.records], answer, concurrency)
     return faults
