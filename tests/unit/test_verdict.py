@@ -39,7 +39,7 @@ REPLIES = {
     "list": ('[{"verdict": "correct"}]', True),
     "null": ('{"verdict": null}', None),
     "empty": ("", None),
-    "only_thoughts": ("<think>verdict: correct", None),
+    "only_thoughts": ("<think>Is it\ncorrect", None),
 }
 
 

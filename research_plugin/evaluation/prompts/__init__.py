@@ -16,7 +16,7 @@ def load(name: str) -> str:
 
 def fill(name: str, **parts: str) -> str:
     """Return the text of ``<name>.txt`` with every ``{part}`` filled in; what is filled in may hold braces itself."""
-    return re.sub(r"\{(\w+)\}", lambda found: parts.get(found[1], found[0]), load(name))
+    return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], load(name))
 
 
 def list_passages(documents: Iterable[Document]) -> str:
