@@ -6,7 +6,8 @@ A step of ``--groups`` groups of 5 rollouts lies in a real TransferQueue, as veR
 advantages, segments and documents; half of a response is retrieved text. Measured for the recipes' default (16 groups),
 for all groups, and for 16 without tokens:
 
-- step: seconds that the trainer's thread is held up (reading the chosen rows from TransferQueue);
+- numbers: seconds for the metrics of all rollouts, whether any is recorded or not;
+- step: seconds that the trainer's thread is held up by the records (reading the chosen rows from TransferQueue);
 - write: seconds until the file is on disk, in the background;
 - drag: how much slower pure Python gets on the trainer's thread meanwhile (both hold the interpreter's lock); a trainer
   mostly waits for its workers.
@@ -56,6 +57,7 @@ def fill(tokenizer: Any, groups: int, tokens: int) -> list[str]:
                         "queries": ["a", "b"],
                         "documents": [passages, passages],
                         "stop_reason": "answered",
+                        **dict.fromkeys(("num_searches", "generated_tokens", "retrieved_tokens"), 2.0),
                         "reward_extra_info": {"score": 1.0, "f1": 1.0, "pred": "Torvale", "reason": ""},
                     },
                 }
@@ -80,7 +82,9 @@ def measure(config: Any, tokenizer: Any, keys: list[str], groups: int, with_toke
     """Record one step with these settings."""
     from transfer_queue import KVBatchMeta
 
+    from research_plugin.metrics import step_metrics
     from research_plugin.verl_ext.journal import Journal
+    from research_plugin.verl_ext.step_metrics import batch_rollouts
 
     records = config.actor_rollout_ref.rollout.custom.records
     records.groups_per_step, records.tokens = groups, with_tokens
@@ -90,6 +94,9 @@ def measure(config: Any, tokenizer: Any, keys: list[str], groups: int, with_toke
     batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * len(keys))
     alone = work(1.0)
     started = time.perf_counter()
+    step_metrics(batch_rollouts(batch))
+    numbers = time.perf_counter() - started
+    started = time.perf_counter()
     journal.end_step(batch, {}, 1)
     step = time.perf_counter() - started
     beside = work(0.5)
@@ -97,7 +104,8 @@ def measure(config: Any, tokenizer: Any, keys: list[str], groups: int, with_toke
     journal.close()
     write = time.perf_counter() - started - step
     size = sum(path.stat().st_size for path in folder.rglob("*.jsonl"))
-    return {"groups": groups, "tokens": with_tokens, "step": step, "write": write, "drag": drag, "mb": size / 1e6}
+    times = {"numbers": numbers, "step": step, "write": write, "drag": drag}
+    return {"groups": groups, "tokens": with_tokens, **times, "mb": size / 1e6}
 
 
 def main() -> None:
@@ -132,10 +140,12 @@ def main() -> None:
     tq.close()
     ray.shutdown()
     print(f"{arguments.groups} groups of {GROUP} rollouts, {arguments.tokens} tokens each")
-    print(f"{'groups':>6} {'tokens':>7} {'step s':>8} {'write s':>8} {'drag':>6} {'MB':>8}")
+    print(f"{'groups':>6} {'tokens':>7} {'numbers s':>9} {'step s':>8} {'write s':>8} {'drag':>6} {'MB':>8}")
     for row in rows:
         told = "yes" if row["tokens"] else "no"
-        numbers = f"{row['step']:>8.3f} {row['write']:>8.2f} {row['drag']:>6.2f} {row['mb']:>8.1f}"
+        numbers = (
+            f"{row['numbers']:>9.3f} {row['step']:>8.3f} {row['write']:>8.2f} {row['drag']:>6.2f} {row['mb']:>8.1f}"
+        )
         print(f"{row['groups']:>6} {told:>7} {numbers}")
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -23,7 +23,8 @@ class Tokens:
     Attributes:
         texts: What each token reads as, by itself.
         mask: response_mask: 1 where the policy wrote the token, which is where it was trained on; 0 on observations.
-        log_probs: Natural log of the probability it was sampled with, 0.0 on observations; None where nobody kept it.
+        log_probs: Natural log of the probability it was sampled with, by the engine or else the trainer; 0.0 on
+            observations; None where nobody kept it.
     """
 
     texts: list[str]

@@ -23,7 +23,6 @@ from research_plugin.health import Watch, warning_line
 from research_plugin.metrics import step_metrics
 from research_plugin.reports.records_folder import record_file, trim_records, write_records
 from research_plugin.reports.run_card import RUN_FILE, write_card
-from research_plugin.verl_ext.agent_loop import row_question
 from research_plugin.verl_ext.record_rows import build_record, read_rows
 from research_plugin.verl_ext.step_metrics import batch_rollouts
 
@@ -73,11 +72,12 @@ class Journal:
         if not batch.keys or room < 1:
             return
         # The same questions each time, whichever the set's order and whichever are done first.
-        prompts = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["raw_prompt"])
-        questions = {
-            _group(key): row_question(prompt) for key, prompt in zip(batch.keys, prompts["raw_prompt"], strict=True)
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["raw_prompt"])
+        marks = {
+            _group(key): zlib.crc32(repr(prompt).encode())
+            for key, prompt in zip(batch.keys, data["raw_prompt"], strict=True)
         }
-        kept = set(sorted(questions, key=lambda group: zlib.crc32(questions[group].encode("utf-8", "replace")))[:room])
+        kept = set(sorted(marks, key=lambda group: marks[group])[:room])
         self._kept += read_rows([key for key in batch.keys if _group(key) in kept], batch.partition_id)
 
     def end_validation(self, step: int) -> dict[str, float]:

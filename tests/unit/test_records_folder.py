@@ -6,45 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from research_plugin.errors import DataError
 from research_plugin.records import RolloutRecord
-from research_plugin.reports.records_folder import (
-    find_records,
-    read_records,
-    record_file,
-    trim_records,
-    write_records,
-)
+from research_plugin.reports.read_records import RunRecords
+from research_plugin.reports.records_folder import record_file, trim_records, write_records
 
 
 def record(question: str, step: int = 0) -> RolloutRecord:
     return RolloutRecord(question, ["a"], [("x", True)], step=step)
 
 
-def names(paths: list[Path]) -> list[str]:
-    return [path.name for path in paths]
+def questions(run: Path) -> list[str]:
+    return [record.question for _, record in RunRecords(run).new()]
 
 
 def test_records_come_back_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for split, step in (("train", 12), ("val", 2), ("train", 2), ("val", 0)):
         write_records(record_file(tmp_path, split, step), [record(f"{split}{step}", step), record("second")])
-    (tmp_path / "records" / "notes.jsonl").write_text("no record\n")
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    found = find_records(tmp_path)
-    assert names(found) == ["val_000000.jsonl", "train_000002.jsonl", "val_000002.jsonl", "train_000012.jsonl"]
-    assert find_records(tmp_path / "records") == found
-    assert find_records(found[0]) == found[:1]
-    assert [r.question for r in read_records(found)][::2] == ["val0", "train2", "val2", "train12"]
+    assert [path.name for path in RunRecords(tmp_path).files()] == [
+        "val_000000.jsonl", "train_000002.jsonl", "val_000002.jsonl", "train_000012.jsonl",
+    ]  # fmt: skip
+    assert questions(tmp_path)[::2] == ["val0", "train2", "val2", "train12"]
 
 
 def test_a_step_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:
-    path = record_file(tmp_path, "train", 3)
     for question in ("before the resume", "after it"):
-        write_records(path, [record(question)])
-    assert [r.question for r in read_records([path])] == ["after it"]
+        write_records(record_file(tmp_path, "train", 3), [record(question)])
+    assert questions(tmp_path) == ["after it"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_write_that_is_interrupted_leaves_what_was_there(tmp_path: Path) -> None:
     path = record_file(tmp_path, "train", 3)
     write_records(path, [record("good")])
 
@@ -54,23 +44,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_records(path, broken())  # type: ignore[arg-type]
-    assert [r.question for r in read_records(find_records(tmp_path))] == ["good"]
-
-
-def test_a_torn_last_line_is_left_out_and_a_broken_one_named(tmp_path: Path) -> None:
-    path = record_file(tmp_path, "train", 1)
-    write_records(path, [record("whole")])
-    with path.open("a") as out:
-        out.write(record("torn").to_line()[:40])
-    assert [r.question for r in read_records([path])] == ["whole"]
-    path.write_text("{}\n")
-    with pytest.raises(DataError, match=r"train_000001\.jsonl:1 is no rollout record"):
-        list(read_records([path]))
-
-
-def test_a_folder_without_records_says_what_writes_them(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="groups_per_step"):
-        find_records(tmp_path)
+    assert questions(tmp_path) == ["good"]
 
 
 def test_trimming_keeps_the_ends_and_an_even_spread(tmp_path: Path) -> None:
@@ -78,14 +52,14 @@ def test_trimming_keeps_the_ends_and_an_even_spread(tmp_path: Path) -> None:
         path = record_file(tmp_path, split, step)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x" * 1000)
-    assert trim_records(tmp_path, 1.0) == []
-    trim_records(tmp_path, 0.009)
-    left = names(find_records(tmp_path))
-    assert [name for name in left if name.startswith("train")] == [f"train_{s:06d}.jsonl" for s in (1, 3, 5, 7, 8, 9)]
+    (tmp_path / "records" / "notes.txt").write_bytes(b"x" * 1000)
+
+    def left(split: str) -> list[int]:
+        return sorted(int(path.stem.split("_")[1]) for path in tmp_path.glob(f"records/{split}_*"))
+
+    assert trim_records(tmp_path, 0.012) == []
+    assert [path.name for path in trim_records(tmp_path, 0.0095)] == [f"train_00000{step}.jsonl" for step in (2, 4, 6)]
+    assert (left("train"), left("val")) == ([1, 3, 5, 7, 8, 9], [0, 5, 10])
     trim_records(tmp_path, 0.0)
-    assert names(find_records(tmp_path)) == [
-        "val_000000.jsonl",
-        "train_000001.jsonl",
-        "train_000009.jsonl",
-        "val_000010.jsonl",
-    ]
+    assert (left("train"), left("val")) == ([1, 9], [0, 10])
+    assert (tmp_path / "records" / "notes.txt").exists()
