@@ -273,7 +273,7 @@ def test_a_validation_records_the_same_questions_each_time_and_returns_its_metri
         for groups in batches:
             keys = [f"{group}_0_0" for group in groups]
             for key in keys:
-                question = {"t": "r", "u": "s", "v": "p", "w": "q"}.get(key[0], key[0])
+                question = {"t": "p", "u": "s", "v": "r", "w": "q"}.get(key[0], key[0])
                 put_rollout(queue, book.tokenizer, key, partition="val", question=question)
             book.add_validation(batch_of(keys, "val"), ["search_failed"] if step == 0 else [])
             queue.kv_clear(keys=keys, partition_id="val")
@@ -289,7 +289,7 @@ def test_a_validation_records_the_same_questions_each_time_and_returns_its_metri
         *[(10, "val", None, None)] * 2,
     ]
     # By question, whatever the order: of one batch of four, and of the first of two batches.
-    assert {record.question for record in records[:2]} == {record.question for record in records[2:]} == {"r", "s"}
+    assert {record.question for record in records[:2]} == {record.question for record in records[2:]} == {"p", "s"}
 
 
 def test_records_can_be_switched_off(queue: Any, tmp_path: Path) -> None:
