@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     values["search"] = {"retries": 0, **values.get("search", {}), **url}  # who waits would rather know at once
     settings = options.agent_settings(values)
     dialect = get_dialect(settings.protocol)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a piece may end within a character
     display = Display(sys.stdout, dialect)
     loop, connections = asyncio.new_event_loop(), AsyncExitStack()
     try:

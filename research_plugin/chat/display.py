@@ -12,6 +12,8 @@ from research_plugin.rewards.answer import ANSWER_CLOSE, ANSWER_OPEN
 
 _DIM, _BOLD, _BLUE, _PLAIN = "\033[2m", "\033[1m", "\033[34m", "\033[0m"
 _LONGEST_TITLE = 60
+# Neither a model nor a passage may send its own commands to the terminal.
+_CONTROLS = dict.fromkeys((set(range(0x20)) | set(range(0x7F, 0xA0))) - set(map(ord, "\n\t")))
 
 
 class Display:
@@ -97,7 +99,7 @@ class Display:
     def _write(self, text: str, style: str = "") -> None:
         if style and self._coloured:
             self._out.write(style)
-        if text:
+        if text := text.translate(_CONTROLS):
             self._out.write(text)
             self._blank = text.endswith("\n")
 

@@ -86,6 +86,14 @@ def test_an_error_starts_a_line_of_its_own() -> None:
     assert out.getvalue() == "half a \nsearch: thou\n! the model is gone\n"
 
 
+def test_no_command_of_a_model_or_a_passage_reaches_the_terminal() -> None:
+    out = io.StringIO()
+    display = Display(out, RESEARCH)
+    display.text("a\x1b]0;title\x07b\r\n")
+    display.results([Document("1", "\x1b[2JTitle\x9b\ntext")])
+    assert out.getvalue() == "a]0;titleb\n  1 passages: [2JTitle\n"
+
+
 def test_a_search_without_results_and_a_long_title() -> None:
     out = io.StringIO()
     display = Display(out, RESEARCH)
