@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from research_plugin.errors import ConfigError
 from research_plugin.evaluation.agentic import agentic
 from research_plugin.evaluation.best_of import SELECT, best_of
 from research_plugin.evaluation.judge import summarise
-from research_plugin.evaluation.method import METHODS, TRAINED, Method, World, get_method
+from research_plugin.evaluation.method import METHODS, TRAINED, Find, Method, World, get_method
 from research_plugin.evaluation.plan import Plan, identity, make_plan, read_dataset
 from research_plugin.evaluation.record import make_record
 from research_plugin.evaluation.runner import RecordLog, answer_all
@@ -37,6 +37,7 @@ from research_plugin.served.options import add_arguments as add_model_arguments
 from research_plugin.served.options import positive, served_model
 from research_plugin.served.rollouts import ServedRollouts
 
+_STRANGE = 0.1  # a smaller share in the right format says that the model was not trained for it
 _SHOWN = ("em", "f1", "cem", "answered", "truncated", "format_ok", "num_searches", "golden_in_results", "seconds")
 
 
@@ -77,6 +78,12 @@ def run(args: argparse.Namespace) -> int:
         if value := summary["metrics"].get(name):
             print(f"{name:<20}{value['mean']:>9.3f}   [{value['low']:.3f}, {value['high']:.3f}]")
     print(f"{len(records)} questions; {args.out}")
+    if summary["metrics"].get("format_ok", {"mean": 1.0})["mean"] < _STRANGE:
+        print(
+            f"hardly a rollout is in the format of {plan.method}: was the model trained with this method and with "
+            f"prompt.style={plan.prompt.style}?",
+            file=sys.stderr,
+        )
     if failed:
         reasons = "\n".join(dict.fromkeys(faults.values()))
         print(
@@ -107,7 +114,7 @@ async def _evaluate(
             started = time.perf_counter()
             made = await method(question_text(row), World(server.ask, find, plan.settings))
             record = make_record(row, made, reward=plan.reward, seconds=time.perf_counter() - started)
-            record.method, record.prompt = plan.method, plan.prompt.style
+            record.method, record.prompt = facts["method"], facts["prompt"]
             return record
 
         with tqdm(total=len(rows), initial=len(log.records), desc=plan.method, unit="q", smoothing=0.05) as bar:
@@ -117,9 +124,7 @@ async def _evaluate(
         return [log.records[row_id] for row_id in ids if row_id in log.records], faults
 
 
-async def _retriever(
-    search: SearchConfig | None, stack: AsyncExitStack
-) -> tuple[Callable[[str], Awaitable[Sequence[Document]]], dict[str, Any]]:
+async def _retriever(search: SearchConfig | None, stack: AsyncExitStack) -> tuple[Find, dict[str, Any]]:
     """Return how to search, and what each retriever says about itself, once all of them answered."""
     if search is None:
 
@@ -140,13 +145,8 @@ async def _retriever(
     return find, {url: await read_health(url) for url in search.endpoints}
 
 
-def _method(
-    args: argparse.Namespace,
-    plan: Plan,
-    rows: Sequence[Row],
-    server: ServedModel,
-    find: Callable[[str], Awaitable[Sequence[Document]]],
-) -> Method:
+def _method(args: argparse.Namespace, plan: Plan, rows: Sequence[Row], server: ServedModel, find: Find) -> Method:
+    """Return what answers a question, once it is clear that the model's context can hold it."""
     context = server.max_model_len
     if plan.reward is None or plan.agent is None:
         if context is not None and args.max_tokens >= context:

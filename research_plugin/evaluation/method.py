@@ -16,7 +16,7 @@ from research_plugin.document import Document
 from research_plugin.errors import ConfigError, ModelError
 from research_plugin.served.model import is_context_full
 
-__all__ = ["METHODS", "TRAINED", "Attempt", "Method", "Reply", "Settings", "World", "get_method"]
+__all__ = ["METHODS", "TRAINED", "Attempt", "Find", "Method", "Reply", "Settings", "World", "get_method"]
 
 TRAINED = ("research", "r1_searcher", "search_r1")
 """Methods that are no function of a `World`: they run training's own turn loop (`agentic`)."""

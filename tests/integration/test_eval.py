@@ -146,6 +146,13 @@ def test_agentic_run_is_training_s_own_rollout(
     assert len(records(out)) == 6
 
 
+def test_model_of_another_method_is_noticed(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--method", "search_r1", "max_searches=1"]) == 0
+    assert "hardly a rollout is in the format of search_r1" in capsys.readouterr().err
+    assert main([*command, "--method", "research"]) == 1
+    assert "method: 'search_r1' there, 'research' now" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_run_goes_on_and_counts_no_question_twice(
     model: ScriptedModel, command: list[str], tmp_path: Path, stop: signal.Signals
@@ -180,6 +187,9 @@ def test_stopped_run_goes_on_and_counts_no_question_twice(
 def test_fault_is_reported_and_not_scored(
     model: ScriptedModel, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    model.down = set(ENTITIES)
+    assert main(command) == 1
+    assert "6 of 6 questions have no answer" in capsys.readouterr().err
     model.down = {"Dalvak"}
     assert main(command) == 1
     said = capsys.readouterr()
