@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,14 +13,14 @@ Script = Callable[[str, dict[str, Any]], tuple[int, Any]]
 
 
 class OpenAIServer:
-    """Serves one model, "scripted", from a thread, a thread a request; a context manager."""
+    """Serves ``models`` from a thread, a thread a request; a context manager."""
 
-    def __init__(self, script: Script, **facts: Any) -> None:
+    def __init__(self, script: Script, models: Sequence[str] = ("scripted",), **facts: Any) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self.reply(200, {"data": [{"id": "scripted", **facts}]})
+                self.reply(200, {"data": [{"id": model, **facts} for model in models]})
 
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -260,6 +260,16 @@ def test_what_cannot_work_is_said_before_anything_is_asked(
     assert time.monotonic() - started < 10
 
 
+def test_one_of_several_models_has_to_be_named(
+    model: ScriptedModel, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OpenAIServer(model, models=("scripted", "other"), max_model_len=640) as server:
+        assert main([*command, "--model-url", server.url]) == 1
+        assert "serves scripted, other; name one of these" in capsys.readouterr().err
+        assert model.requests == []
+        assert main([*command, "--model-url", server.url, "--model", "other"]) == 0
+
+
 @pytest.mark.parametrize(("golden", "message"), [([""], "row 1: no golden answer"), (None, "holds no question")])
 def test_dataset_that_cannot_be_scored_is_refused(
     model: ScriptedModel,
