@@ -32,7 +32,7 @@ def start_run_file(config: DictConfig, agent: AgentConfig, run_dir: Path) -> Non
     reward = config.reward.custom_reward_function
     run = {
         "recipe": _recipe(config),
-        "state": "running, or killed",
+        "state": "running, or stopped",
         "overrides": [redact(override) for override in _overrides(config)],
         "versions": {name: version for name in _SHOWN if (version := _version(name))},
         "model": str(config.actor_rollout_ref.model.path),
@@ -116,7 +116,7 @@ async def _describe_retrievers(search: SearchConfig) -> dict[str, dict[str, Any]
         return {"in process": {"engine": "bm25", "corpus": Path(search.corpus or "").name, "topk": search.topk}}
     answers = await asyncio.gather(*(read_health(url) for url in search.endpoints))
     return {
-        _CREDENTIALS.sub("//", url): {name: health[name] for name in _RETRIEVER_FACTS if health.get(name) is not None}
+        url: {name: health[name] for name in _RETRIEVER_FACTS if health.get(name) is not None}
         for url, health in zip(search.endpoints, answers, strict=True)
     }
 

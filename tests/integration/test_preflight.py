@@ -227,13 +227,13 @@ def test_run_file_says_what_runs_and_keeps_no_secret(tmp_path: Path, monkeypatch
         (tmp_path / f"{name}.parquet").write_text(name)
     folder = tmp_path / "run"
     with RetrieverProcess(timeout=60, arguments=["--recipe", "tiny"]) as server:
-        url = server.url.replace("//", "//user:sesame@")
         overrides = [
             *(f"data.{name}_files={tmp_path}/{name}.parquet" for name in ("train", "val")),
             f"trainer.default_local_dir={folder}",
-            f"{CUSTOM}.search.url={url}",
+            f"{CUSTOM}.search.url={server.url}",
             f"{CUSTOM}.search.expects=null",
             "trainer.nnodes=1",
+            "+ray_kwargs.ray_init._node_name=http://user:sesame@proxy",
             "+ray_kwargs.ray_init._redis_password=sesame",
         ]
         config = compose_config("+recipe=research_7b", *overrides, with_hydra=True)

@@ -17,7 +17,7 @@ from research_plugin.reports.summary import keep_metrics, read_metrics
 START = 1_800_000_000.0
 RUN = {
     "recipe": "research_7b",
-    "state": "running, or killed",
+    "state": "running, or stopped",
     "overrides": ["+recipe=research_7b", "trainer.experiment_name=a|b"],
     "versions": {"verl": "0.9.1"},
     "model": "some/model",
