@@ -42,6 +42,7 @@ _Result = TypeVar("_Result")
 _LARGE_BODY = 64 * 1024
 _MANY_DOCUMENTS = 200
 _CLOSE_SECONDS = 5.0
+_LINGER_SECONDS = 0.3
 _SWITCH_SECONDS = 0.001
 _GIVEN_UP = {
     "deadline": "no answer within the deadline; the server is busy, or the request's deadline is too short",
@@ -263,8 +264,11 @@ class RetrieverApp:
             self._draining = asyncio.get_running_loop().create_task(self._drain(done))
 
     async def _drain(self, done: Callable[[], None]) -> None:
-        end = time.monotonic() + self._settings.drain
-        while self._open and time.monotonic() < end:
+        most = time.monotonic() + self._settings.drain
+        # Clients should learn from an answer that they have to go elsewhere, not from a connection that is closed while
+        # their next request is on its way.
+        least = min(most, time.monotonic() + _LINGER_SECONDS)
+        while time.monotonic() < (most if self._open else least):
             await asyncio.sleep(0.02)
         for patience in list(self._open):
             patience.give_up("draining")

@@ -53,7 +53,9 @@ def error_response(error: Refused, *headers: tuple[bytes, bytes]) -> Response:
     """``{"error": {"code", "message"}}``; what may pass (429, 503) says when to come again."""
     body = json.dumps({"error": {"code": error.code, "message": error.message}}).encode()
     retry = ((b"retry-after", b"1"),) if error.status in (429, 503) else ()
-    return Response(body, error.status, headers=(*retry, *headers))
+    # The client's next request should not be on its way when the connection is closed.
+    close = ((b"connection", b"close"),) if error.code == "draining" else ()
+    return Response(body, error.status, headers=(*retry, *close, *headers))
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

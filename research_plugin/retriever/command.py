@@ -60,12 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Returns 0 after a clean end, 1 after an error that is printed to stderr."""
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # At INFO it reports each of its builds that this machine's CPU cannot run.
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)
     flags = [f"{key}={value}" for _, key, _, _ in _FLAGS if (value := getattr(args, key)) is not None]
     try:
         config = load_config(args.recipe, [*flags, *args.overrides])
         if args.print_config:
             print(show_config(config), end="")
             return 0
+        if args.ready_file is not None and not args.ready_file.absolute().parent.is_dir():
+            raise ConfigError(f"--ready-file {args.ready_file}: no such folder: {args.ready_file.absolute().parent}")
         # The files of replicas elsewhere are looked for there.
         faults = list(file_faults(config)) if args.ray_address is None else []
         if faults:

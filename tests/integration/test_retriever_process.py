@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -159,6 +161,28 @@ def test_retriever_half_a_request_does_not_block_it(server: RetrieverProcess, ht
     with socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(b'POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"query"')
         assert http.post("/search", json={"query": "France"}).status_code == 200
+
+
+@pytest.mark.parametrize("part", [b"X-Many: abcdefgh\r\n" * 50_000, b"a" * 900_000], ids=["many", "long"])
+def test_retriever_headers_without_end_are_cut_off(server: RetrieverProcess, http: httpx.Client, part: bytes) -> None:
+    port = int(server.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        with contextlib.suppress(OSError):  # closed while we send
+            for _ in range(20):
+                client.sendall(part)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            answer = client.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 400") or not answer
+    assert http.get("/health", headers={"X-Long": "a" * 100_000}).status_code == 200
+
+
+def test_retriever_takes_as_many_connections_as_the_system_allows() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    http_server(create_app(SlowEngine, settings=ServerSettings()))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])

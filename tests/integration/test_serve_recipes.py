@@ -126,6 +126,10 @@ def test_print_config_shows_what_a_flag_sets() -> None:
         (["--recipe", "tiny", "--port", "x"], "server.port: Value 'x'"),
         ([], "corpus: not set; engine bm25 needs it"),
         (["--recipe", "tiny", "--token-env", "NO_SUCH_TOKEN"], "server.token_env: NO_SUCH_TOKEN"),
+        (
+            ["--recipe", "tiny", "--ready-file", "/nowhere/ready"],
+            "--ready-file /nowhere/ready: no such folder: /nowhere",
+        ),
         (["--recipe", "tiny", "--no-such-option"], "unrecognized arguments: --no-such-option"),
     ],
 )

@@ -415,11 +415,22 @@ async def test_server_drains() -> None:
         assert (await client.get("/live")).status_code == 200
         refused = await client.post("/search", json={"query": "late"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["connection"] == "close"
         assert not ended.is_set()
         gate.set()
         assert (await under_way).status_code == 200
         await asyncio.wait_for(ended.wait(), 5)
     assert engine.closed
+
+
+async def test_server_that_drains_refuses_for_a_moment_before_it_ends() -> None:
+    ended = asyncio.Event()
+    async with running(StubEngine) as app, http_client(app) as client:
+        app.drain(ended.set)
+        await asyncio.sleep(0.1)
+        assert (await client.post("/search", json={"query": "late"})).status_code == 503
+        assert not ended.is_set()
+        await asyncio.wait_for(ended.wait(), 5)
 
 
 async def test_server_drain_ends_although_the_engine_hangs() -> None:
