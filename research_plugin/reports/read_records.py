@@ -7,7 +7,9 @@ dumps (``rollouts/``, ``validation/``). Only whole lines are read, so a line tha
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +43,7 @@ class RunRecords:
     run: Path
     unreadable: list[str] = field(default_factory=list)
     _read_up_to: dict[Path, int] = field(default_factory=dict)
+    _inodes: dict[Path, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a run that is not there."""
@@ -59,7 +62,8 @@ class RunRecords:
         """Yield the records written since the last call; stopping early loses none."""
         for path in self.files():
             start = self._read_up_to.get(path, 0)
-            with path.open("rb") as file:
+            with suppress(FileNotFoundError), path.open("rb") as file:  # old steps may be deleted at any time
+                self._inodes.setdefault(path, os.fstat(file.fileno()).st_ino)
                 file.seek(start)
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -73,6 +77,10 @@ class RunRecords:
                         self.unreadable.append(str(error))
                     else:
                         yield place, record
+
+    def is_outdated(self) -> bool:
+        """Whether a file that was read has been replaced since, as a resumed training does with its last steps."""
+        return any(path.exists() and path.stat().st_ino != inode for path, inode in self._inodes.items())
 
     def new_with_progress(self) -> Iterator[tuple[Place, RolloutRecord]]:
         """Yield what `new` yields; a terminal sees how far it is."""

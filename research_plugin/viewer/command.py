@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from research_plugin.errors import DataError
 from research_plugin.reports.read_records import RunRecords
 
 
@@ -23,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, serve or show."""
-    records = RunRecords(args.run)
     title = args.run.resolve().stem if args.run.is_file() else args.run.resolve().name
     if args.serve:
-        return _serve(records, title, args.port)
+        return _serve(args.run, title, args.port)
+    records = RunRecords(args.run)
     records.require()
     if args.tty:
         from research_plugin.viewer.tty import browse
@@ -40,9 +41,12 @@ def _write(records: RunRecords, title: str, path: Path) -> int:
 
     part = path.with_name(path.name + ".part")  # an interrupted run leaves the old file as it was
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w", encoding="utf-8") as out:
             count = write_html((record for _, record in records.new_with_progress()), title, out)
         os.replace(part, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error}; choose another place with --out") from error
     finally:
         part.unlink(missing_ok=True)
     _report_unreadable(records)
@@ -55,11 +59,11 @@ def _report_unreadable(records: RunRecords) -> None:
         print(f"{len(records.unreadable)} lines left out; the first: {records.unreadable[0]}", file=sys.stderr)
 
 
-def _serve(records: RunRecords, title: str, port: int) -> int:
+def _serve(run: Path, title: str, port: int) -> int:
     from research_plugin.viewer.serve import make_server
 
-    with make_server(records, title, port) as server:
-        print(f"http://127.0.0.1:{server.server_address[1]}/ follows {records.run}; Ctrl-C ends it", flush=True)
+    with make_server(run, title, port) as server:
+        print(f"http://127.0.0.1:{server.server_address[1]}/ follows {run}; Ctrl-C ends it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0

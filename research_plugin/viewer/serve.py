@@ -1,7 +1,7 @@
 """The viewer as a small server on this machine, which follows a run that is still being written.
 
-``/`` is the page, ``/rows?from=N`` the rows from number N on, ``/chunk?n=K`` the rollouts of block K. It answers to its
-own loopback names only, so that no web page elsewhere can read a run through the browser of whoever looks at it.
+``/`` is the page, ``/rows?from=N&edition=E`` the rows from number N on, ``/chunk?n=K`` the rollouts of block K. It
+answers to its own loopback names only, so that no web page elsewhere can read a run through somebody's browser.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import time
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from research_plugin.errors import DataError
+from research_plugin.errors import ConfigError, DataError
 from research_plugin.reports.read_records import Place, RunRecords
 from research_plugin.viewer.html_file import CHUNK, html_around, pack, start_group
 from research_plugin.viewer.pages import page_of, row_of
@@ -30,20 +31,37 @@ _MOST_ROWS = 5000
 class LiveRun:
     """A run's rows as far as they have been read, and its pages on demand."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, run: Path) -> None:
         """Read nothing yet."""
-        self._records = records
+        self._run = run
+        self._lock = threading.Lock()
+        self._edition = -1
+        self._start()
+
+    def _start(self) -> None:
+        self._edition += 1
+        self._records = RunRecords(self._run)
         self._rows: list[list[Any]] = []
         self._places: list[Place] = []
         self._groups: dict[tuple[str, int, str], int] = {}
-        self._lock = threading.Lock()
 
-    def rows(self, start: int) -> dict[str, Any]:
-        """Return rows from ``start`` on, after reading what is new; ``more`` says whether to ask again at once."""
+    def rows(self, start: int, edition: int) -> dict[str, Any]:
+        """Return rows from ``start`` on, after reading what is new.
+
+        ``more`` says whether to ask again at once. Another ``edition`` than the one asked for begins with row 0: files
+        were replaced, and the rows before are no longer true.
+        """
         with self._lock:
+            if self._records.is_outdated():
+                self._start()
+            start = start if edition == self._edition else 0
             done = self._read_new() if start >= len(self._rows) else False
-            rows = self._rows[start : start + _MOST_ROWS]
-            return {"rows": rows, "more": not done, "unreadable": len(self._records.unreadable)}
+            return {
+                "edition": self._edition,
+                "rows": self._rows[start : start + _MOST_ROWS],
+                "more": not done,
+                "unreadable": len(self._records.unreadable),
+            }
 
     def chunk(self, number: int) -> list[dict[str, Any]]:
         """Return the pages of one block; a page that cannot be read any more says so."""
@@ -67,9 +85,18 @@ class LiveRun:
             return {"gone": str(error)}
 
 
-def make_server(records: RunRecords, title: str, port: int) -> ThreadingHTTPServer:
-    """Return a server bound to ``port`` of the loopback address (0: a free one)."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, LiveRun(records), title))
+def make_server(run: Path, title: str, port: int) -> ThreadingHTTPServer:
+    """Return a server bound to ``port`` of the loopback address (0: a free one).
+
+    Raises:
+        DataError: there is no such run.
+        ConfigError: the port is taken or not allowed.
+    """
+    handler = partial(_Handler, LiveRun(run), title)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"port {port} cannot be listened on: {error}; --port 0 takes a free one") from error
     server.daemon_threads = True
     return server
 
@@ -90,11 +117,13 @@ class _Handler(BaseHTTPRequestHandler):
             page = "".join(html_around(self._title, live=True))
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
         elif url.path == "/rows":
-            self._send_json(self._run.rows(query.get("from", 0)))
+            self._send_json(self._run.rows(query.get("from", 0), query.get("edition", 0)))
         elif url.path == "/chunk":
             self._send_json(self._run.chunk(query.get("n", 0)))
         else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"no such page; known: /, /rows?from=N, /chunk?n=K")
+            self._send(
+                HTTPStatus.NOT_FOUND, "text/plain", b"no such page; known: /, /rows?from=N&edition=E, /chunk?n=K"
+            )
 
     def _send_json(self, value: Any) -> None:
         if "gzip" in (self.headers.get("Accept-Encoding") or ""):

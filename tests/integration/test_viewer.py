@@ -12,7 +12,6 @@ import pytest
 from rollout_samples import HOSTILE, QUESTION, plain_rollout, sample_records, search_rollout, write_run
 
 from research_plugin.cli import main
-from research_plugin.reports.read_records import RunRecords
 from research_plugin.viewer.serve import make_server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -292,7 +291,7 @@ def test_names_and_narrow_screens(open_page, sample_file: Path) -> None:
 @pytest.fixture
 def live_run(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     run = write_run(tmp_path / "run", [search_rollout(0, "Torvik", 1.0)])
-    server = make_server(RunRecords(run), "run", 0)
+    server = make_server(run, "run", 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield run, f"http://127.0.0.1:{server.server_address[1]}/"
@@ -316,6 +315,19 @@ def test_a_live_run_grows(open_page, live_run: tuple[Path, str]) -> None:
     assert page.questions() == ["Question 13?", QUESTION]
     page.page.locator(".row").first.click()
     playwright.expect(page.page.locator("#page .answer .said")).to_have_text("<answer> guess 13 </answer>")
+
+
+def test_a_resumed_run_replaces_its_last_steps(open_page, live_run: tuple[Path, str]) -> None:
+    run, url = live_run
+    page = open_page(url)
+    wait_for_count(page, "1 rollout · live")
+    path = run / "records" / "train_000001.jsonl"
+    again = path.with_suffix(".part")
+    again.write_text("".join(f"{plain_rollout(number, split='train').to_line()}\n" for number in (1, 2)))
+    again.replace(path)
+    wait_for_count(page, "2 rollouts · live")
+    assert page.questions() == ["Question 2?", "Question 1?"]
+    playwright.expect(page.page.locator("#page h2")).to_have_text("Question 1?")
 
 
 def test_the_server_answers_to_loopback_names_only(live_run: tuple[Path, str]) -> None:

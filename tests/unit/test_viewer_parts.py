@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,16 @@ def test_a_run_without_rollouts_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "holds no rollouts: looked for" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert main(["view", str(tmp_path / "nowhere")]) == 1
+
+
+def test_what_cannot_be_written_or_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", sample_records())
+    (tmp_path / "file").touch()
+    assert main(["view", str(run), "--out", str(tmp_path / "file" / "viewer.html")]) == 1
+    assert "choose another place with --out" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["view", str(run), "--serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "--port 0 takes a free one" in capsys.readouterr().err
 
 
 def test_terminal_marks_trained_tokens(tmp_path: Path) -> None:

@@ -96,9 +96,11 @@ function keepPlace(change) {
 async function read() {
   let again = 0;
   try {
-    const before = store.rows.length;
+    const { edition, rows } = store;
+    const before = rows.length;
     const more = await readRows();
-    if (store.rows.length > before || !before) {
+    if (store.edition !== edition) shown.current = null;
+    if (store.rows.length !== before || store.rows !== rows || !before) {
       fillChoices();
       keepPlace(applyFilters);
     }

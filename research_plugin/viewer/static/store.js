@@ -7,7 +7,14 @@ const store = {
   rows: [],
   groups: new Map(),
   unreadable: 0,
+  edition: 0,
   chunks: new Map(),
+
+  clear() {
+    this.rows = [];
+    this.groups.clear();
+    this.chunks.clear();
+  },
 
   add(values) {
     for (const list of values) {
@@ -65,7 +72,9 @@ async function readRows() {
     store.add(await unpack("all-rows"));
     return false;
   }
-  const answer = await fetchJson(`rows?from=${store.rows.length}`);
+  const answer = await fetchJson(`rows?from=${store.rows.length}&edition=${store.edition}`);
+  if (answer.edition !== store.edition) store.clear();
+  store.edition = answer.edition;
   store.add(answer.rows);
   store.unreadable = answer.unreadable;
   return answer.more;
