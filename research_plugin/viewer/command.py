@@ -48,7 +48,8 @@ def _write(records: RunRecords, title: str, path: Path) -> int:
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error}; choose another place with --out") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     _report_unreadable(records)
     print(f"{count} rollouts, {path.stat().st_size / 1e6:.1f} MB: {path}")
     return 0
