@@ -9,8 +9,9 @@
 #   cd examples/two_stage && python shy_model.py
 #   STAGE1=tiny_stage1 STAGE2=tiny_stage2 bash run.sh --config-dir .
 #
-# Arguments go to both stages, Hydra's options first; STAGE1_ARGS and STAGE2_ARGS to one of them. RUN_DIR holds what comes out. Run it again after an
-# interruption: a stage that is through is skipped, another goes on from its last checkpoint.
+# Arguments go to both stages, Hydra's options first; STAGE1_ARGS and STAGE2_ARGS to one of them. RUN_DIR holds what
+# comes out. Run it again after an interruption: a stage that is through is skipped, another goes on from its last
+# checkpoint.
 set -euo pipefail
 RUN_DIR=$(realpath -m "${RUN_DIR:-runs/two_stage}")
 
