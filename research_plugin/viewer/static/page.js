@@ -1,6 +1,6 @@
 // A rollout's page, its loss mask token by token, and its group side by side.
 const NAMES = { think: "Think", search: "Search", result: "Result", answer: "Answer", text: "Text" };
-const LEVELS = [0.98, 0.9, 0.7, 0.45, 0.2, 0.05]; // probabilities between the shades of a trained token
+const LEVELS = [0.95, 0.8, 0.5, 0.25, 0.1]; // probabilities between the six shades of a trained token
 const view = { mask: false, group: false, drawing: 0 };
 
 async function drawPage(row) {
@@ -10,13 +10,15 @@ async function drawPage(row) {
   try {
     const page = await store.page(row);
     if (page.gone) throw new Error(page.gone);
-    content = view.group ? await groupView(row) : rolloutView(row, page);
+    content = view.group && store.groupOf(row).length > 1 ? await groupView(row) : rolloutView(row, page);
   } catch (error) {
     content = [make("p", "hint", `This rollout cannot be shown: ${error.message}`)];
   }
   if (mine !== view.drawing) return; // a later one has been asked for
+  const pressed = article.contains(document.activeElement) && document.activeElement.textContent;
   article.replaceChildren(pageHead(row), ...content);
   article.scrollTop = 0;
+  if (pressed) ([...article.querySelectorAll(".bar button")].find((each) => each.textContent === pressed) ?? article).focus();
 }
 
 function pageHead(row) {
@@ -56,9 +58,9 @@ function rolloutView(row, page) {
     facts.append(box);
   };
   fact("Score", score(row.score), verdict(row));
-  fact("Why", page.reason, "wide");
-  fact("Prediction", row.pred || (row.stop ? "none" : ""), "wide");
-  fact("Golden answers", row.golds.join("  |  "), "wide");
+  fact("Why", page.reason);
+  fact("Prediction", row.pred || (row.stop ? "none" : ""));
+  fact("Golden answers", row.golds.join("  |  "));
   for (const [key, name] of [["f1", "F1"], ["em", "Exact match"], ["format_ok", "Format"]]) {
     if (page.scores[key] !== undefined) fact(name, score(page.scores[key]));
   }
