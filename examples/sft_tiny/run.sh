@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python}
 export OMP_NUM_THREADS=1 VERL_PLATFORM=cpu VERL_FILE_LOGGER_PATH=runs/sft_tiny/metrics.jsonl
+mkdir -p runs/sft_tiny
 "$python" make_rollouts.py
 "$python" -m research_plugin.cli data sft rollouts.jsonl --out sft.parquet
 "$python" -m torch.distributed.run --standalone --nproc_per_node=1 \
