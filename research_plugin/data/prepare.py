@@ -99,7 +99,7 @@ def _inputs(name: str, source: Path | None, splits: Sequence[str] | None) -> tup
         name, source = Path(name).stem, Path(name)
     wanted = splits or (PUBLISHED_SETS[name].splits if name in PUBLISHED_SETS else ("test",))
     if source is None:
-        return name, {split: _download(name, split) for split in wanted}
+        return name, _download(name, wanted)
     if source.is_dir():
         return name, {split: source / name / f"{split}.jsonl" for split in wanted}
     if splits is None and name in PUBLISHED_SETS and len(wanted) > 1:
@@ -109,19 +109,19 @@ def _inputs(name: str, source: Path | None, splits: Sequence[str] | None) -> tup
     return name, {wanted[0]: source}
 
 
-def _download(name: str, split: str) -> Path:
-    """Return the hub's file of a split, from its cache if it is there."""
-    file = f"{name}/{split}.jsonl"
+def _download(name: str, splits: Sequence[str]) -> dict[str, Path]:
+    """Return the hub's files of the splits, from its cache if they are there."""
+    files = {split: f"{name}/{split}.jsonl" for split in splits}
     try:
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(REPOSITORY, file, repo_type="dataset"))
+        return {split: Path(hf_hub_download(REPOSITORY, file, repo_type="dataset")) for split, file in files.items()}
     except Exception as error:  # whatever stands between this machine and the hub, the way out is the same
-        reason = next(iter(str(error).splitlines()), "")
+        wanted, reason = " ".join(files.values()), next(iter(str(error).splitlines()), "")
         raise DataError(
-            f"{file} of the hub's data set {REPOSITORY} cannot be downloaded ({type(error).__name__}: {reason}). On a "
+            f"{wanted} of the hub's data set {REPOSITORY} cannot be downloaded ({type(error).__name__}: {reason}). On a "
             "machine with a connection:\n"
-            f"    hf download {REPOSITORY} {file} --repo-type dataset --local-dir flashrag\n"
+            f"    hf download {REPOSITORY} {wanted} --repo-type dataset --local-dir flashrag\n"
             "then copy that folder here and add --from flashrag"
         ) from error
 

@@ -176,5 +176,5 @@ def test_without_network_or_library_the_error_says_what_to_fetch(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
     assert prepare("musique") == 1
     error = capsys.readouterr().err
-    assert "hf download RUC-NLPIR/FlashRAG_datasets musique/train.jsonl --repo-type dataset" in error
+    assert "hf download RUC-NLPIR/FlashRAG_datasets musique/train.jsonl musique/dev.jsonl --repo-type" in error
     assert "--from flashrag" in error
