@@ -102,10 +102,8 @@ def _inputs(name: str, source: Path | None, splits: Sequence[str] | None) -> tup
         return name, _download(name, wanted)
     if source.is_dir():
         return name, {split: source / name / f"{split}.jsonl" for split in wanted}
-    if splits is None and name in PUBLISHED_SETS and len(wanted) > 1:
-        raise ConfigError(f"--from {source} is one file; say with --split which of {', '.join(wanted)} it is")
     if len(wanted) > 1:
-        raise ConfigError(f"--from {source} is one file and cannot be the splits {', '.join(wanted)}; give a folder")
+        raise ConfigError(f"--from {source} is one file; say with --split which of {', '.join(wanted)} it is")
     return name, {wanted[0]: source}
 
 
@@ -119,8 +117,8 @@ def _download(name: str, splits: Sequence[str]) -> dict[str, Path]:
     except Exception as error:  # whatever stands between this machine and the hub, the way out is the same
         wanted, reason = " ".join(files.values()), next(iter(str(error).splitlines()), "")
         raise DataError(
-            f"{wanted} of the hub's data set {REPOSITORY} cannot be downloaded ({type(error).__name__}: {reason}). On a "
-            "machine with a connection:\n"
+            f"{wanted} of the hub's data set {REPOSITORY} cannot be downloaded ({type(error).__name__}: {reason}). On "
+            "a machine with a connection:\n"
             f"    hf download {REPOSITORY} {wanted} --repo-type dataset --local-dir flashrag\n"
             "then copy that folder here and add --from flashrag"
         ) from error
