@@ -72,7 +72,8 @@ class ServedRollouts:
     def check_context(self, questions: Iterable[str]) -> None:
         """Raise ConfigError when the longest prompt and a whole response do not fit into the model's context."""
         context, response = self._server.max_model_len, self._limits.response_length
-        longest = max(len(self._prompt_ids(question)) for question in questions)
+        # Tokenising all of a large dataset would take long, and the longest texts have the most tokens.
+        longest = max(len(self._prompt_ids(question)) for question in sorted(questions, key=len)[-100:])
         if context is not None and longest + response > context:
             raise ConfigError(
                 f"--response-length {response} and the longest prompt, {longest} tokens, do not fit into the {context} "
