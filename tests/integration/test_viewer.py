@@ -159,6 +159,8 @@ def test_keys(open_page, sample_file: Path) -> None:
     expect(page.page.locator("#page h2")).to_have_text("Question 1?")
     page.press("n", "f")  # there is no other
     expect(page.page.locator("#page h2")).to_have_text("Question 1?")
+    page.page.get_by_role("button", name="Previous rollout").click()
+    expect(page.page.locator("#page h2")).to_have_text("Question 2?")
     page.press("/", "n", "m")
     assert page.page.input_value("#text") == "nm"
     expect(page.page.get_by_role("button", name="Loss mask")).to_have_attribute("aria-pressed", "false")

@@ -17,6 +17,7 @@ async function drawPage(row) {
   if (mine !== view.drawing) return; // a later one has been asked for
   const pressed = article.contains(document.activeElement) && document.activeElement.textContent;
   article.replaceChildren(pageHead(row), ...content);
+  article.querySelector(".here")?.scrollIntoView({ inline: "nearest" });
   article.scrollTop = 0;
   if (pressed) ([...article.querySelectorAll(".bar button")].find((each) => each.textContent === pressed) ?? article).focus();
 }
@@ -32,6 +33,11 @@ function pageHead(row) {
   bar.append(toggle("Loss mask", view.mask, toggleMask), toggle(`Group of ${group.length}`, view.group, toggleGroup));
   bar.lastChild.disabled = group.length < 2 && !view.group;
   bar.append(button("This question everywhere", () => searchFor(row.question)));
+  for (const [sign, name, by] of [["‹", "Previous rollout", -1], ["›", "Next rollout", 1]]) {
+    const move = button(sign, () => step(by), "move");
+    move.setAttribute("aria-label", name);
+    bar.append(move);
+  }
   head.append(bar);
   return head;
 }
