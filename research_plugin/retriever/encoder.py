@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from research_plugin.document import without_surrogates
 from research_plugin.errors import ConfigError, SearchError
+from research_plugin.retriever.packed_linear import pack_linear_layers
 from research_plugin.retriever.settings import EncoderSettings
 from research_plugin.retriever.torch_device import pick_device, pick_dtype, use_threads
 
@@ -140,6 +141,7 @@ class _Transformer:
             raise ConfigError(f"encoder.model_path={path!r}: an encoder-decoder; set backend=sentence_transformers")
         _check_weights(path, info["missing_keys"], settings.pooling)
         self._model.to(self.device).eval()
+        pack_linear_layers(self._model)
         self._model.config.use_cache = False
         _check_lengths(settings, self._tokenizer, getattr(self._model.config, "max_position_embeddings", 10**9))
         self._pad = self._tokenizer.pad_token_id or 0
@@ -210,6 +212,7 @@ class _SentenceTransformer:
             self._model = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
         except Exception as error:  # OSError, ValueError, KeyError, SafetensorError, ...: whatever the files provoke
             raise _not_loaded(path, error) from error
+        pack_linear_layers(self._model)
         _check_lengths(settings, self._model.tokenizer)
         self._batch_tokens = settings.batch_tokens
         if self.device.type == "cpu":

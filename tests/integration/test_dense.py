@@ -14,7 +14,7 @@ from dense_world import PASSAGES, DenseWorld, model_path
 from passages import make_passages, write_corpus
 
 from research_plugin.errors import ConfigError, DataError
-from research_plugin.retriever import dense
+from research_plugin.retriever import dense, packed_linear, torch_device
 from research_plugin.retriever.documents import DocumentStore
 from research_plugin.retriever.encoder import Encoder
 from research_plugin.retriever.engine import Stages
@@ -122,6 +122,37 @@ def test_a_vector_does_not_depend_on_its_batch(encoder: Encoder, settings: Encod
     rounded = Encoder(replace(settings, dtype="bfloat16"))
     assert _cosines(rounded.encode_queries(texts), together).min() > 0.999
     assert _cosines(rounded.encode_queries(texts), rounded.encode_queries(texts[:1] * 300)[:1]).argmax() == 0
+
+
+def _linear_model(width: int, bias: bool) -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(width, 3 * width, bias=bias)).to(torch.bfloat16).eval()
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("width", [5, 384])
+def test_packed_layers_give_the_same_numbers(width: int, bias: bool) -> None:
+    model = _linear_model(width, bias)
+    inputs = [torch.randn(rows, 9, width).to(torch.bfloat16) for rows in (1, 7, 33)]
+    with torch.inference_mode():
+        before = [model(rows) for rows in inputs]
+        packed = packed_linear.pack_linear_layers(model)
+        assert packed == 1 or not torch_device._cpu_multiplies_bfloat16()
+        assert all(torch.equal(model(rows), wanted) for rows, wanted in zip(inputs, before, strict=True))
+    assert packed_linear.pack_linear_layers(_linear_model(width, bias).float()) == 0
+
+
+@pytest.mark.parametrize("fault", [AttributeError, RuntimeError, None], ids=["missing", "fails", "other-numbers"])
+def test_a_layer_that_cannot_be_packed_stays(fault: type[Exception] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def linear(weight: Any, bias: Any, rows: Any) -> Any:
+        if fault is not None:
+            raise fault
+        return torch.zeros(*rows.shape[:-1], len(bias), dtype=rows.dtype)
+
+    monkeypatch.setattr(packed_linear, "_linear", linear)
+    model = _linear_model(8, True)
+    assert packed_linear.pack_linear_layers(model) == 0
+    assert model(torch.ones(1, 8, dtype=torch.bfloat16)).abs().sum() > 0
 
 
 _UNKNOWN = "y" * 200  # one token: BERT's tokenizer takes no word of more than 100 characters
