@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from research_plugin.errors import DataError
@@ -88,12 +88,18 @@ class RolloutRecord:
 
     def to_line(self) -> str:
         """Return the record as one line of JSON without its end; text that is no valid Unicode is replaced."""
-        record = {**asdict(self), "response": self.response}
+        # Not asdict, which copies every token.
+        record = {name: getattr(self, name) for name in _KNOWN}
+        record |= {"tokens": None if self.tokens is None else _shallow(self.tokens), "response": self.response}
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
         return line.encode("utf-8", "replace").decode("utf-8")
 
 
-_KNOWN = {known.name for known in fields(RolloutRecord)}
+_KNOWN = tuple(known.name for known in fields(RolloutRecord))
+
+
+def _shallow(tokens: Tokens) -> dict[str, Any]:
+    return {known.name: getattr(tokens, known.name) for known in fields(tokens)}
 
 
 def parse_record(line: str | bytes, where: str = "record") -> RolloutRecord:

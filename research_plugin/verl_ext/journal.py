@@ -48,6 +48,7 @@ class Journal:
         self.watch = Watch()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-records")
         self._writing: list[Future[None]] = []
+        self._token_texts: dict[int, str] | None = {} if self.settings.tokens else None
         self._card_written = time.monotonic()
         self._start_validation()
 
@@ -109,9 +110,7 @@ class Journal:
     def _write_file(self, split: str, step: int, rows: list[dict[str, Any]]) -> None:
         rows.sort(key=lambda row: row["key"])
         records = (
-            build_record(
-                row, self.tokenizer, with_tokens=self.settings.tokens, split=split, step=step, method=self.method
-            )
+            build_record(row, self.tokenizer, self._token_texts, split=split, step=step, method=self.method)
             for row in rows
         )
         try:

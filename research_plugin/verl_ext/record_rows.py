@@ -35,8 +35,15 @@ def read_rows(keys: Sequence[str], partition: str) -> list[dict[str, Any]]:
     return [{"key": key, **{name: values[i] for name, values in columns.items()}} for i, key in enumerate(keys)]
 
 
-def build_record(row: Mapping[str, Any], tokenizer: Any, *, with_tokens: bool, **fields: Any) -> RolloutRecord:
-    """Return one row of `read_rows` as a record; ``fields`` are those that the row does not tell, such as the step."""
+def build_record(
+    row: Mapping[str, Any], tokenizer: Any, token_texts: dict[int, str] | None, **fields: Any
+) -> RolloutRecord:
+    """Return one row of `read_rows` as a record.
+
+    Args:
+        token_texts: What each token reads as, filled as tokens come up; None: do not record tokens.
+        **fields: Those of the record that the row does not tell, such as the step.
+    """
     extra: Mapping[str, Any] = row["extra_fields"]
     group, session, _ = row["key"].rsplit("_", 2)  # {uid}_{session}_{index}
     judged = extra.get("reward_extra_info") or {}
@@ -60,15 +67,18 @@ def build_record(row: Mapping[str, Any], tokenizer: Any, *, with_tokens: bool, *
         stop_reason=str(extra.get("stop_reason", "")),
         metrics=_numbers({name: value for name, value in extra.items() if name not in _METRIC_NAMES_OF_VERL}),
         advantage=_advantage(row),
-        tokens=_tokens(row, ids, tokenizer) if with_tokens else None,
+        tokens=None if token_texts is None else _tokens(row, ids, tokenizer, token_texts),
         **fields,
     )
 
 
-def _tokens(row: Mapping[str, Any], ids: Sequence[int], tokenizer: Any) -> Tokens:
+def _tokens(row: Mapping[str, Any], ids: Sequence[int], tokenizer: Any, known: dict[int, str]) -> Tokens:
+    if new := list(set(ids) - known.keys()):
+        texts = tokenizer.batch_decode([[token] for token in new], clean_up_tokenization_spaces=False)
+        known.update(zip(new, texts, strict=True))
     log_probs = row.get("rollout_log_probs", row.get("old_log_probs"))
     return Tokens(
-        texts=tokenizer.batch_decode([[token] for token in ids], clean_up_tokenization_spaces=False),
+        texts=[known[token] for token in ids],
         mask=row["response_mask"].tolist(),
         log_probs=None if log_probs is None else [round(value, 4) + 0.0 for value in log_probs.tolist()],
     )
