@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         # The files of replicas elsewhere are looked for there.
         faults = list(file_faults(config)) if args.ray_address is None else []
         if faults:
-            raise ConfigError("; ".join(faults))
+            told = f"; recipe {args.recipe} begins with where to get them" if args.recipe in recipe_names() else ""
+            raise ConfigError("; ".join(faults) + told)
         if config.server.host not in _LOOPBACK and config.server.token_env is None:
             _log.warning("%s is reachable from other machines and server.token_env is not set", config.server.host)
         if args.ray or args.ray_address is not None:

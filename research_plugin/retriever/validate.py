@@ -98,7 +98,7 @@ def file_faults(config: RetrieverConfig) -> Iterator[str]:
     for key in sorted({key for name in engine_names(config) for key in NEEDED[name]}):
         value = get(config, key)
         if value is None:
-            yield f"{key}: not set; engine {config.engine} needs it"
+            yield f"{key}: not set; engine {config.engine} needs it ({key}=..., or a recipe that says it)"
         elif key in FILES and not Path(str(value)).is_file():
             yield f"{key}: {value}: no such file"
 

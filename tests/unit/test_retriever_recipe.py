@@ -317,8 +317,8 @@ def test_missing_files_and_settings_are_named_by_key(tmp_path: Path) -> None:
     config = RetrieverConfig(engine="dense", corpus=str(tmp_path / "c.jsonl"))
     assert list(file_faults(config)) == [
         f"corpus: {tmp_path}/c.jsonl: no such file",
-        "encoder.model_path: not set; engine dense needs it",
-        "index.path: not set; engine dense needs it",
+        "encoder.model_path: not set; engine dense needs it (encoder.model_path=..., or a recipe that says it)",
+        "index.path: not set; engine dense needs it (index.path=..., or a recipe that says it)",
     ]
     assert list(file_faults(RetrieverConfig(engine="web"))) == []
     hybrid = file_faults(RetrieverConfig(engine="hybrid", hybrid=["bm25", "dense"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 from itertools import islice
 from pathlib import Path
@@ -111,8 +112,15 @@ def _build(args: argparse.Namespace) -> int:
     _find_corpus(config, args.limit, path.parent)
     target = Target(path, args.method, args.faiss_type, args.save_embedding)
     build(config, target, args.workers, args.block)
-    print(f"done: {path}\nserve it with the same settings and corpus={config.corpus} index.path={path}")
+    print(f"done: {path}\nserve it: {_serve_command(args, config, path)}")
     return 0
+
+
+def _serve_command(args: argparse.Namespace, config: RetrieverConfig, index: Path) -> str:
+    chosen = ["--recipe", args.recipe] if args.recipe else ["engine=dense"]
+    rows = ["corpus_rows=null"] if args.limit and args.recipe else []
+    files = [f"corpus={config.corpus}", f"index.path={index}"]
+    return shlex.join(["research-plugin", "serve", *chosen, *args.overrides, *rows, *files])
 
 
 def _find_corpus(config: RetrieverConfig, limit: int | None, folder: Path) -> None:
@@ -164,7 +172,7 @@ def _convert(args: argparse.Namespace) -> int:
 
     config = _load(args.recipe, args.overrides)
     convert(args.source, args.target, args.faiss_type, config, k=args.topk, queries=args.queries)
-    print(f"done: {args.target}")
+    print(f"done: {args.target}\nserve it with the settings of {args.source} and index.path={args.target}")
     return 0
 
 
