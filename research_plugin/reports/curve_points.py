@@ -6,8 +6,9 @@ records, which may be a sample.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +20,7 @@ from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
 from research_plugin.reports.summary import read_metrics, validation_metrics
 
-__all__ = ["PANELS", "Panel", "RunCurves", "read_curves"]
+__all__ = ["PANELS", "Panel", "RunCurves", "read_curves", "sorted_points"]
 
 Points = dict[int, float]
 """step -> value"""
@@ -94,16 +95,15 @@ def _add_metrics(curves: RunCurves, step: int, data: Mapping[str, Any]) -> None:
 
 
 def _add_records(curves: RunCurves, records: Iterable[RolloutRecord]) -> None:
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for panel in PANELS:
             if (value := _number(record, panel.key)) is not None:
-                found[record.split, panel.key, record.step].append(value)
+                found[record.split, panel.key][record.step].append(value)
     for split, points in (("train", curves.train), ("val", curves.val)):
-        for key in {panel.key for panel in PANELS} - set(points):
-            for (of, name, step), values in found.items():
-                if (of, name) == (split, key):
-                    points[key][step] = fmean(values)
+        for panel in PANELS:
+            if panel.key not in points and (steps := found.get((split, panel.key))):
+                points[panel.key] = {step: fmean(values) for step, values in steps.items()}
 
 
 def _number(record: RolloutRecord, key: str) -> float | None:
@@ -112,6 +112,6 @@ def _number(record: RolloutRecord, key: str) -> float | None:
     return record.scores.get(key, record.metrics.get(key))
 
 
-def sorted_points(points: Points, keep: Callable[[float], bool] = lambda value: value == value) -> list[list[float]]:
+def sorted_points(points: Points) -> list[list[float]]:
     """Return [step, value] in order of the steps, without nan."""
-    return [[step, value] for step, value in sorted(points.items()) if keep(value)]
+    return [[step, value] for step, value in sorted(points.items()) if not math.isnan(value)]

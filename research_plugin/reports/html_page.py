@@ -33,9 +33,10 @@ def html_page(
     static = resources.files(package) / "static"
     script = "".join((static / each).read_text(encoding="utf-8") for each in scripts)
     style = (static / f"{name}.css").read_text(encoding="utf-8")
+    source = "'self'" if connects else "'none'"
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        f"connect-src {_SELF if connects else _NONE}; base-uri 'none'; form-action 'none'"
+        f"connect-src {source}; base-uri 'none'; form-action 'none'"
     )
     page = (static / f"{name}.html").read_text(encoding="utf-8")
     values = {
@@ -48,9 +49,6 @@ def html_page(
     for key, value in values.items():
         page = page.replace(f"<!-- {key} -->", value, 1)
     return page
-
-
-_SELF, _NONE = "'self'", "'none'"
 
 
 def _hash(text: str) -> str:

@@ -16,7 +16,7 @@ from research_plugin.records import RolloutRecord
 from research_plugin.reports.html_page import html_page
 from research_plugin.viewer.pages import COLUMNS, page_of, row_of
 
-__all__ = ["CHUNK", "html_around", "pack", "start_group", "write_html"]
+__all__ = ["CHUNK", "group_number", "html_around", "pack", "write_html"]
 
 CHUNK = 100
 """Rollouts in one block."""
@@ -44,14 +44,14 @@ def write_html(records: Iterable[RolloutRecord], title: str, out: TextIO) -> int
     rows: list[list[Any]] = []
     groups: dict[tuple[str, int, str], int] = {}
     for number, chunk in enumerate(_chunks(records)):
-        rows += ([*row_of(record), start_group(groups, record)] for record in chunk)
+        rows += ([*row_of(record), group_number(groups, record)] for record in chunk)
         _write_block(out, f"chunk-{number}", [page_of(record) for record in chunk])
     _write_block(out, "all-rows", rows)
     out.write(after)
     return len(rows)
 
 
-def start_group(groups: dict[tuple[str, int, str], int], record: RolloutRecord) -> int:
+def group_number(groups: dict[tuple[str, int, str], int], record: RolloutRecord) -> int:
     """Return the number of the record's group in ``groups``, a new one if need be; -1 for a rollout without a group."""
     if not record.uid:
         return -1

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.reports.read_records import Place, RunRecords
-from research_plugin.viewer.html_file import CHUNK, html_around, pack, start_group
+from research_plugin.viewer.html_file import CHUNK, group_number, html_around, pack
 from research_plugin.viewer.pages import page_of, row_of
 
 __all__ = ["LiveRun", "make_server"]
@@ -73,7 +73,7 @@ class LiveRun:
         until = time.monotonic() + _READ_SECONDS
         for place, record in self._records.new():
             self._places.append(place)
-            self._rows.append([*row_of(record), start_group(self._groups, record)])
+            self._rows.append([*row_of(record), group_number(self._groups, record)])
             if time.monotonic() > until:
                 return False
         return True
