@@ -179,7 +179,8 @@ def test_aborted_turn_is_no_attempt() -> None:
     assert read_turn({"finish_reason": "abort", "text": "a"}, PromptCodec(), SHORT).aborted  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("url", ["gpu1:8000", "ftp://gpu1", ""])
-def test_model_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--model-url"):
+@pytest.mark.parametrize("url", ["gpu1:8000", "ftp://gpu1", "", "http://me:secret@gpu1:8000", "http://gpu1?key=secret"])
+def test_model_url_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--model-url") as raised:
         ServedModel(url)
+    assert "secret" not in str(raised.value)
