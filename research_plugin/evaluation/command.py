@@ -114,7 +114,7 @@ async def _evaluate(
             started = time.perf_counter()
             made = await method(question_text(row), World(server.ask, find, plan.settings))
             record = make_record(row, made, reward=plan.reward, seconds=time.perf_counter() - started)
-            record.method, record.prompt = facts["method"], facts["prompt"]
+            record.method, record.prompt = plan.method, facts["prompt"]
             return record
 
         with tqdm(total=len(rows), initial=len(log.records), desc=plan.method, unit="q", smoothing=0.05) as bar:
