@@ -115,6 +115,18 @@ async def test_server_takes_any_text(query: str) -> None:
         assert response.json() == {"queries": [query], "answers": [["Beyoncé\nsinger"]]}
 
 
+@pytest.mark.parametrize("cache_size", [0, 10])
+async def test_server_answers_alike_with_and_without_its_cache(cache_size: int) -> None:
+    engine = StubEngine()
+    async with serving(lambda: engine, settings=ServerSettings(cache_size=cache_size)) as client:
+        for _ in range(3):
+            assert (await client.post("/search", json={"query": "q", "top_n": 1})).json() == PLAIN[:1]
+            assert (await client.post("/batch_search", json={"query": ["q"], "top_n": 1})).json() == [PLAIN[:1]]
+            pair = await client.post("/retrieve", json={"queries": ["q", "none"], "topk": 2})
+            assert pair.json() == {"result": [PLAIN[:2], []]}
+    assert len(engine.batches) == (9 if cache_size == 0 else 2)
+
+
 async def test_server_topk_limit_and_default() -> None:
     async with serving(StubEngine, settings=ServerSettings(max_topk=2), description={"topk": 1}) as client:
         assert (await client.post("/search", json={"query": "q"})).json() == PLAIN[:1]

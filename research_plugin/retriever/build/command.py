@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, a folder that cannot be written
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}; mend that and repeat the command: what is finished is kept", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept, and the same command goes on from there", file=sys.stderr)
