@@ -111,6 +111,16 @@ def test_turn_loop_benchmark(tmp_path: Path) -> None:
     assert "rollouts/s" in printed
 
 
+@pytest.mark.verl
+def test_records_benchmark(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    printed, rows = run("records.py", tmp_path, "--groups", "2", "--tokens", "400")
+    assert [(row["groups"], row["tokens"]) for row in rows] == [(16, True), (2, True), (16, False)]
+    assert rows[0]["mb"] > 2 * rows[2]["mb"] > 0
+    assert all(0 < row["step"] < row["step"] + row["write"] for row in rows)
+    assert "write s" in printed
+
+
 def test_mask_ablation_from_numbers(tmp_path: Path) -> None:
     def curve(*rewards: float) -> dict[str, Any]:
         validation = {"f1": 0.5, "em": 0.25, "format_ok": 1.0, "num_searches": 2.0}
