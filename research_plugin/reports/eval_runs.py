@@ -37,12 +37,15 @@ class _Run:
 def read_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
     """Return the rows of these runs, and notes on what their numbers leave out.
 
-    Rows with the same method, model and prompt say in which other settings they differ.
+    Rows with the same method, model and prompt say in which other settings they differ. What is no evaluation, such as
+    a training among ``runs/*``, is left out with a note.
 
     Raises:
-        DataError: a folder holds no finished evaluation, or two runs are the same one.
+        DataError: there is no such folder, its evaluation is not finished, or two runs are the same one.
     """
-    runs = [_read(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+    given = list(dict.fromkeys(folder.resolve() for folder in folders))
+    runs = [run for folder in given if (run := _read(folder))]
+    others = [folder.name for folder in given if folder not in {run.folder for run in runs}]
     grouped: dict[str, list[_Run]] = {}
     for run in runs:
         grouped.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
@@ -51,12 +54,15 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
     named = [
         replace(row, method=row.method + _difference(own, settings)) for row, own in zip(rows, settings, strict=True)
     ]
-    return named, [f"{run.folder.name}: {doubt}" for run in runs for doubt in _doubts(run)]
+    notes = [f"{run.folder.name}: {doubt}" for run in runs for doubt in _doubts(run)]
+    return named, [*notes, *(f"{name}: no evaluation, left out" for name in others)]
 
 
-def _read(folder: Path) -> _Run:
-    facts, summary = (_load(folder / name) for name in ("run.json", "summary.json"))
-    return _Run(folder, facts, summary)
+def _read(folder: Path) -> _Run | None:
+    if folder.exists() and not (folder / "run.json").is_file():
+        return None
+    facts = _load(folder / "run.json")
+    return _Run(folder, facts, _load(folder / "summary.json")) if "dataset" in facts else None
 
 
 def _load(path: Path) -> Any:

@@ -140,9 +140,21 @@ def test_the_same_run_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "the same evaluation with the same seed" in capsys.readouterr().err
 
 
+def test_a_training_among_the_runs_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", {"em": 0.2})
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/run.json").write_text('{"recipe": "research_7b"}')
+    (tmp_path / "log").touch()
+    assert report(run, tmp_path / "training", tmp_path / "log") == 0
+    text = capsys.readouterr().out
+    assert "- training: no evaluation, left out\n" in text and "- log: no evaluation, left out\n" in text
+
+
 def test_an_unfinished_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_folder(tmp_path / "a", {"em": 0.2})
     (run / "summary.json").unlink()
     assert report(run) == 1
     assert "summary.json cannot be read" in capsys.readouterr().err
+    assert report(tmp_path / "nowhere") == 1
+    assert "run.json cannot be read" in capsys.readouterr().err
     assert report("--published", "none") == 1
