@@ -1,22 +1,23 @@
 """veRL's asynchronous trainers with our loop: `colocate_async` trains on a CPU, `separate_async` is built.
 
 In colocate_async generation goes on over a weight update: veRL aborts what is in flight, hands the new weights over and
-lets its client ask for the rest.
+lets its client ask for the rest. The run is Search-R1's: its dialect, with notices, and its reward.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import clean_environment, compose_config
+from composing import CUSTOM, clean_environment, compose_config
+from tiny_speaker import write_speaker
 
 from research_plugin.checks import check_config
+from research_plugin.protocol import SEARCH_R1
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.verl]
@@ -35,6 +36,9 @@ def test_colocate_async_trains_ahead_of_the_weights(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     overrides = (
         "+recipe=research_tiny",
+        *write_speaker(SEARCH_R1, tmp_path),
+        "reward.custom_reward_function.reward_kwargs={method:search_r1,rules:format}",
+        f"{CUSTOM}.max_turn_tokens=40",
         "trainer.v1.trainer_mode=colocate_async",
         f"trainer.total_training_steps={STEPS}",
         "trainer.val_before_train=false",
@@ -63,9 +67,16 @@ def test_colocate_async_trains_ahead_of_the_weights(tmp_path: Path) -> None:
     assert steps[0]["training/rollout_probs_diff_max"] < 1e-3 < steps[1]["training/rollout_probs_diff_max"]
     assert steps[1]["training/off_policy/trajectory_spans/max"] in (1, 2)
     dumped = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "2.jsonl").read_text().splitlines()]
-    after = re.findall(r"</search>(.{10})", "".join(row["output"] for row in dumped), flags=re.DOTALL)
+    scores = {round(row["score"], 4) for row in dumped}
+    assert scores <= {0.0, 0.1, 0.2, 0.8, 1.0} and max(scores) > 0
+    own = [row["output"].replace(SEARCH_R1.invalid_notice, "~") for row in dumped]
+    assert any("~" in text for text in own)
+    after = [text for row in own for text in row.split("</search>")[1:] if text]
     assert after
-    assert set(after) == {" <result>\n"}
+    assert all(text.startswith("\n\n<information>") for text in after)
+    # The closing tag of an answer ends the rollout.
+    assert any("</answer>" in text for text in own)
+    assert all(text.endswith("</answer>") for text in own if "</answer>" in text)
 
 
 @pytest.mark.parametrize("overrides", [(), ("trainer.v1.separate_async.hybrid_rollout.enable_switch=true",)])
