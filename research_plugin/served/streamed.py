@@ -27,8 +27,9 @@ class StreamedModel(ServedModel):
         try:
             async for event in self._events("completions", request):
                 for choice in event.get("choices", ())[:1]:
-                    text += choice["text"]
-                    self.on_text(choice["text"])
+                    if piece := choice["text"]:
+                        text += piece
+                        self.on_text(piece)
         except ModelError as error:
             if not is_context_full(error):
                 raise

@@ -43,7 +43,7 @@ class Model:
             yield from map(event, ["<think> I see. </think> <ans", "wer> \\boxed{Rome} </answer>"])
             yield event("", finish_reason="stop", stop_reason=None)
         else:
-            yield from map(event, ["<think> I sea", "rch. </think> <sear", "ch> Dalvak "])
+            yield from map(event, ["<think> I sea", "", "rch. </think> <sear", "ch> Dalvak "])
             yield event("", finish_reason="stop", stop_reason="</search>")
 
 
