@@ -49,9 +49,7 @@ async def test_streamed_rollouts_are_those_of_an_evaluation(tiny_model_url: str,
     assert any(len(rollout.segments) > 1 for rollout in rolled[0]), "no rollout of the tiny model searched"
     written = [segment.text for rollout in rolled[1] for segment in rollout.segments if segment.by_policy]
     turns = "".join(piece or "\0" for piece in pieces).split("\0")[1:]
-    assert [text.startswith(turn) and turn != "" for text, turn in zip(written, turns, strict=True)] == [True] * len(
-        turns
-    )
+    assert all(turn and text.startswith(turn) for text, turn in zip(written, turns, strict=True))
     assert len(pieces) > 5 * len(turns), "a turn comes in pieces"
 
 
