@@ -45,7 +45,10 @@ class Encoder:
 
     def __init__(self, settings: EncoderSettings, threads: int = 1) -> None:
         if not settings.model_path:
-            raise ConfigError("encoder.model_path is not set; give the index's model: a folder, or a hub name such as intfloat/e5-base-v2")
+            raise ConfigError(
+                "encoder.model_path is not set; give the index's model: a folder, or a hub name such as "
+                "intfloat/e5-base-v2"
+            )
         self.settings = settings
         self._threads = threads
         # The Rust tokenizer would otherwise take every core.
