@@ -18,6 +18,7 @@ from tiny_speaker import write_speaker
 
 from research_plugin.checks import check_config
 from research_plugin.protocol import SEARCH_R1
+from research_plugin.reports.read_records import RunRecords
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.verl]
@@ -77,6 +78,9 @@ def test_colocate_async_trains_ahead_of_the_weights(tmp_path: Path) -> None:
     # The closing tag of an answer ends the rollout.
     assert any("</answer>" in text for text in own)
     assert all(text.endswith("</answer>") for text in own if "</answer>" in text)
+    records = [record for _, record in RunRecords(tmp_path / "run").new() if record.step == STEPS]
+    assert len(records) == 16 * 5
+    assert all(record.tokens is not None and record.advantage is not None for record in records)
 
 
 @pytest.mark.parametrize("overrides", [(), ("trainer.v1.separate_async.hybrid_rollout.enable_switch=true",)])
