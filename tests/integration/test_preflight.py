@@ -212,6 +212,22 @@ def test_users_own_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Mon
         assert config.actor_rollout_ref.model.path == expected
 
 
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [
+        ("+a.b_password=x", "+a.b_password=***"),
+        ("++token=x", "++token=***"),
+        ("+a={api_key: x, n: 5}", "+a={api_key: ***, n: 5}"),
+        ("a=[http://me:x@host:1/y,http://z]", "a=[http://host:1/y,http://z]"),
+        *((same, same) for same in ("search.token_env=TOKEN", "records.tokens=false", "max_turn_tokens=5")),
+    ],
+)
+def test_overrides_are_kept_without_secrets(override: str, kept: str) -> None:
+    from research_plugin.verl_ext.run_file import redact
+
+    assert redact(override) == kept
+
+
 def test_run_file_says_what_runs_and_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import hashlib
     import json
