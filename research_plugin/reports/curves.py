@@ -85,7 +85,8 @@ def draw(runs: Sequence[RunCurves], paths: Sequence[Path]) -> None:
                     steps, values = zip(*line, strict=True)
                     axes.plot(steps, values, color=colour, **style)
         axes.set_title(panel.title, fontsize=10, loc="left")
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        low, high = min(0.0, axes.get_ylim()[0]), axes.get_ylim()[1]
+        axes.set_ylim(low, high + 0.04 * (high - low))  # a share of 1 must not lie on the frame
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
