@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": ("research_plugin.doctor.command", "cpu", "check installation and recipe before a training"),
     "data": ("research_plugin.data.command", "data", "prepare what a training reads"),
     "eval": ("research_plugin.evaluation.command", "eval", "answer a dataset's questions with a served model"),
-    "report": ("research_plugin.reports.command", "eval", "tables of what trainings and evaluations reached"),
+    "report": ("research_plugin.reports.command", "report", "curves, tables and cards of trainings and evaluations"),
     "view": ("research_plugin.viewer.command", "report", "look at the rollouts of a run: in a browser or a terminal"),
     "judge": ("research_plugin.evaluation.judge_command", "eval", "let an LLM judge the answers of an evaluation"),
     "chat": ("research_plugin.chat.command", "eval", "ask a served model and watch it search"),
