@@ -156,12 +156,6 @@ def test_plan_of_an_agentic_method() -> None:
     assert made.settings.seed is None
 
 
-def test_plan_of_a_dialect_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "own_dialect"))
-    made = plan("--method", "library", "--retriever", "http://127.0.0.1:1", "protocol=my_dialect:LIBRARY")
-    assert made.reward == "library" and made.agent is not None
-
-
 def test_plan_of_a_prompted_method() -> None:
     made = plan("--method", "rag", "--retriever", "http://127.0.0.1:1", "--temperature", "0.7", "prompt.style=base")
     assert (made.reward, made.agent) == (None, None)

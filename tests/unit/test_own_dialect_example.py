@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import runpy
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from research_plugin.config import AgentConfig, build_config
+from research_plugin.evaluation.command import add_arguments
+from research_plugin.evaluation.plan import make_plan
 from research_plugin.prompts import load_prompt
 from research_plugin.protocol import get_dialect
 from research_plugin.rewards import METHODS
@@ -71,3 +74,12 @@ def test_prompt_names_every_tag_of_the_dialect(example: Any) -> None:
 def test_example_runs_as_a_script(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "my_dialect.py"), run_name="__main__")
     assert capsys.readouterr().out.splitlines()[-1] == "score 1.0, searches 1, answer 'Ada Quill': F1 1.00"
+
+
+def test_evaluation_takes_it_as_a_method(example: Any) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = ["--method", "library", "--dataset", "d.parquet", "--out", "o", "--model-url", "http://m:1"]
+    settings = ["protocol=my_dialect:LIBRARY", f"search.url={URL['url']}"]
+    plan = make_plan(parser.parse_args([*arguments, *settings]))
+    assert plan.reward == "library" and plan.agent is not None
