@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -443,6 +444,12 @@ async def test_server_that_drains_refuses_for_a_moment_before_it_ends() -> None:
         assert (await client.post("/search", json={"query": "late"})).status_code == 503
         assert not ended.is_set()
         await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_server_hands_its_objects_back_to_the_garbage_collector() -> None:
+    async with running(StubEngine):
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
 
 
 async def test_server_drain_ends_although_the_engine_hangs() -> None:
