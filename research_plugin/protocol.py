@@ -177,7 +177,9 @@ def get_dialect(name: str) -> Dialect:
         try:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"cannot import the protocol {name!r}: {error} (key: protocol)") from error
+            raise ConfigError(
+                f"cannot import the protocol {name!r}: {error}; is it on PYTHONPATH? (key: protocol)"
+            ) from error
         if not isinstance(found, Dialect):
             raise ConfigError(f"{name} is a {type(found).__name__}; a Dialect is needed (key: protocol)")
         return found
