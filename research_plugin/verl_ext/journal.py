@@ -24,7 +24,7 @@ from research_plugin.metrics import step_metrics
 from research_plugin.reports.records_folder import record_file, trim_records, write_records
 from research_plugin.reports.run_card import RUN_FILE, write_card
 from research_plugin.verl_ext.record_rows import build_record, read_rows
-from research_plugin.verl_ext.step_metrics import batch_rollouts
+from research_plugin.verl_ext.step_metrics import batch_rollouts, group_of
 
 _CARD_SECONDS = 60.0
 logger = logging.getLogger(__name__)
@@ -57,29 +57,29 @@ class Journal:
         if alarms := self.watch.update(step, metrics):
             print(warning_line(alarms), flush=True)
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        groups = sorted({_group(key) for key in keys})
+        groups = sorted({group_of(key) for key in keys})
         random.Random(step).shuffle(groups)
         kept = set(groups[: self.settings.groups_per_step])
         if self.files_to_write > 1:  # one is the validation of the same step
             logger.warning("the rollouts of step %d are not recorded: those before are still being written", step)
         elif kept:
-            self._write("train", step, read_rows([key for key in keys if _group(key) in kept], batch.partition_id))
+            self._write("train", step, read_rows([key for key in keys if group_of(key) in kept], batch.partition_id))
 
     def add_validation(self, batch: Any, left_out: list[str]) -> None:
         """Take in one batch of a validation, which is gone from TransferQueue when the validation ends."""
         self._validated += batch_rollouts(batch)
         self._left_out += left_out
-        room = self.settings.questions_per_validation - len({_group(row["key"]) for row in self._kept})
+        room = self.settings.questions_per_validation - len({group_of(row["key"]) for row in self._kept})
         if not batch.keys or room < 1:
             return
         # The same questions each time, whichever the set's order and whichever are done first.
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["raw_prompt"])
         marks = {
-            _group(key): zlib.crc32(repr(prompt).encode())
+            group_of(key): zlib.crc32(repr(prompt).encode())
             for key, prompt in zip(batch.keys, data["raw_prompt"], strict=True)
         }
         kept = set(sorted(marks, key=lambda group: marks[group])[:room])
-        self._kept += read_rows([key for key in batch.keys if _group(key) in kept], batch.partition_id)
+        self._kept += read_rows([key for key in batch.keys if group_of(key) in kept], batch.partition_id)
 
     def end_validation(self, step: int) -> dict[str, float]:
         """Record the validation; return its metrics."""
@@ -125,7 +125,3 @@ class Journal:
         if time.monotonic() - self._card_written > _CARD_SECONDS and (self.run_dir / RUN_FILE).is_file():
             write_card(self.run_dir)
             self._card_written = time.monotonic()
-
-
-def _group(key: str) -> str:
-    return key.rsplit("_", 2)[0]  # {uid}_{session}_{index}

@@ -84,5 +84,9 @@ def batch_rollouts(batch: Any) -> list[tuple[str, float | None, dict[str, Any]]]
     )
     # A colocated reward model scores after sampling.
     rewards = [float(scores.sum()) for scores in data["rm_scores"]] if "rm_scores" in data else [None] * len(batch.keys)
-    uids = [key.rsplit("_", 2)[0] for key in batch.keys]  # {uid}_{session}_{index}
-    return list(zip(uids, rewards, data.pop("extra_fields").tolist(), strict=True))
+    return list(zip(map(group_of, batch.keys), rewards, data.pop("extra_fields").tolist(), strict=True))
+
+
+def group_of(key: str) -> str:
+    """Return the uid of the prompt that a rollout's key in TransferQueue names."""
+    return key.rsplit("_", 2)[0]  # {uid}_{session}_{index}
