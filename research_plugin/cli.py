@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"research-plugin {args.command}: {error}; pip install 'research-plugin[{extra}]'", file=sys.stderr)
         return 1
-    except ResearchPluginError as error:
+    except (ResearchPluginError, OSError) as error:  # OSError: a full disk, a folder that may not be written
         print(f"research-plugin {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

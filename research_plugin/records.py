@@ -7,7 +7,8 @@ of another version, and lines of veRL's own dumps once turned into records, can 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -112,11 +113,50 @@ def parse_record(line: str | bytes, where: str = "record") -> RolloutRecord:
         DataError: it is no record.
     """
     try:
-        values: Mapping[str, Any] = json.loads(line)
-        record = RolloutRecord(**{key: value for key, value in values.items() if key in _KNOWN})
-        record.segments = [(str(text), bool(by_policy)) for text, by_policy in record.segments]
-        if record.tokens is not None:
-            record.tokens = Tokens(**values["tokens"])
-    except (ValueError, TypeError, AttributeError) as error:
+        values = json.loads(line)
+        known = {name: values[name] for name in _KNOWN if values.get(name) is not None}
+        return RolloutRecord(**{name: _READ[name](value) for name, value in known.items()})
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
         raise DataError(f"{where} is no rollout record: {error}") from error
-    return record
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def _texts(values: Any) -> list[str]:
+    return [_text(value) for value in ([values] if isinstance(values, str) else values) if value is not None]
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _segments(values: list[Any]) -> list[tuple[str, bool]]:
+    return [(_text(text), bool(by_policy)) for text, by_policy in values]
+
+
+def _documents(values: list[Any]) -> list[list[dict[str, str]]]:
+    return [[{key: _text(each.get(key)) for key in ("id", "contents")} for each in found] for found in values]
+
+
+def _tokens(values: Mapping[str, Any]) -> Tokens:
+    logs = values.get("log_probs")
+    return Tokens(
+        texts=[str(text) for text in values["texts"]],
+        mask=[int(own) for own in values["mask"]],
+        log_probs=None if logs is None else [math.nan if log is None else float(log) for log in logs],
+    )
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_KNOWN, _text),
+    **dict.fromkeys(("step", "session"), int),
+    **dict.fromkeys(("golden_answers", "queries"), _texts),
+    **dict.fromkeys(("scores", "metrics"), _numbers),
+    "advantage": float,
+    "documents": _documents,
+    "segments": _segments,
+    "tokens": _tokens,
+}
+"""How the value of each key is read: readers may rely on the types of `RolloutRecord`, whoever wrote the line."""

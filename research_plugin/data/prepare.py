@@ -157,11 +157,11 @@ def _write(folder: Path, splits: Mapping[str, Sequence[Row]], manifest: dict[str
     try:
         for split, rows in splits.items():
             path = folder / f"{split}.parquet"
-            finished[path] = path.with_name(f"{path.name}.part")
+            finished[path] = path.with_name(f"{path.name}.{os.getpid()}.part")
             write_parquet(rows, finished[path])
             files[path.name] = {"sha256": _sha256(finished[path]), "rows": len(rows)}
         path = folder / "manifest.json"
-        finished[path] = path.with_name(f"{path.name}.part")
+        finished[path] = path.with_name(f"{path.name}.{os.getpid()}.part")
         finished[path].write_text(json.dumps({**manifest, "files": files}, indent=2) + "\n", encoding="utf-8")
         for path, partial in finished.items():
             os.replace(partial, path)

@@ -31,7 +31,7 @@ def read_rows(path: Path, data_source: str, split: str) -> list[Row]:
                     continue
                 try:
                     rows.append(_row(line, data_source, split, len(rows) + len(problems)))
-                except ValueError as error:  # bad JSON, bad UTF-8, and DataError
+                except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, and DataError
                     problems.append(f"{path}:{number}: {error}")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}; give a JSONL file of questions") from error

@@ -28,7 +28,7 @@ def make_row(data_source: str, split: str, index: int, question: str, golden_ans
     """Build one row; ``index`` is its place in the file and part of its id.
 
     Raises:
-        DataError: the question is blank, or there is no golden answer or a blank one.
+        DataError: the question is blank, there is no golden answer or a blank one, or a text is no valid Unicode.
     """
     row_id = f"{data_source}-{split}-{index:05d}"
     if not question.strip():
@@ -37,6 +37,10 @@ def make_row(data_source: str, split: str, index: int, question: str, golden_ans
         raise DataError(
             f"row {row_id}: golden_answers={golden_answers!r}; give a list of one or more non-blank strings"
         )
+    try:
+        "".join((question, *golden_answers)).encode()
+    except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair, Parquet cannot
+        raise DataError(f"row {row_id}: {error}; mend or drop the character") from error
     return Row(
         data_source=data_source,
         prompt=[{"role": "user", "content": question}],

@@ -42,16 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and say how many were left out and why."""
+    if args.per_question < 1:
+        raise ConfigError(f"--per-question {args.per_question}: 1 or more is allowed")
     left_out: Counter[str] = Counter()
     bounds = dict(args.at_least or [("em", 1.0)])
     chosen = choose(_records(args.runs), bounds, args.per_question, left_out)
     rows = [_row(record, args.protocol, args.style, args.prompt_file) for record in chosen]
     if not rows:
-        raise DataError(f"no rollout is left ({_counts(left_out)}); lower --at-least, or give other runs")
+        why = _counts(left_out) or "none could be read"
+        raise DataError(f"no rollout is left ({why}); lower --at-least, or give other runs")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = args.out.with_name(f"{args.out.name}.part")
-    write_sft(rows, partial)
-    os.replace(partial, args.out)
+    partial = args.out.with_name(f"{args.out.name}.{os.getpid()}.part")
+    try:
+        write_sft(rows, partial)
+        os.replace(partial, args.out)
+    finally:
+        partial.unlink(missing_ok=True)
     print(f"{args.out}  {len(rows):,} rollouts ({_counts(Counter(row['data_source'] for row in rows))})")
     print(f"left out: {_counts(left_out) or 'none'}")
     return 0
@@ -92,7 +98,7 @@ def _fault(record: RolloutRecord, bounds: Mapping[str, float]) -> str | None:
     for name, least in bounds.items():
         if name not in record.scores:
             raise ConfigError(f"--at-least {name}: the rollouts' scores are {', '.join(record.scores) or 'none'}")
-        if record.scores[name] < least:
+        if not record.scores[name] >= least:  # nan is below every bound
             return f"{name} < {least:g}"
     return None
 
@@ -125,7 +131,7 @@ def _row(record: RolloutRecord, protocol: str | None, style: str | None, prompt_
 
 
 def _records(runs: Iterable[Path]) -> Iterator[RolloutRecord]:
-    for run in runs:
+    for run in dict.fromkeys(run.resolve() for run in runs):
         records = RunRecords(run)
         records.require()
         for _, record in records.new():

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from research_plugin.errors import DataError
 from research_plugin.metrics import MEANS
@@ -84,21 +83,21 @@ def read_curves(run: Path, name: str) -> RunCurves:
     return curves
 
 
-def _add_metrics(curves: RunCurves, step: int, data: Mapping[str, Any]) -> None:
-    validation = validation_metrics(dict(data))
+def _add_metrics(curves: RunCurves, step: int, data: Mapping[str, float]) -> None:
+    validation = validation_metrics(data)
     for panel in PANELS:
-        # Later lines win: after a resume the same steps are written once more. orjson writes nan as null.
+        # Later lines win: after a resume the same steps are written once more.
         if (value := data.get(panel.metric)) is not None:
-            curves.train[panel.key][step] = float(value)
+            curves.train[panel.key][step] = value
         if (value := validation.get(panel.key, data.get(f"val-aux/{panel.metric}"))) is not None:
-            curves.val[panel.key][step] = float(value)
+            curves.val[panel.key][step] = value
 
 
 def _add_records(curves: RunCurves, records: Iterable[RolloutRecord]) -> None:
     found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for panel in PANELS:
-            if (value := _number(record, panel.key)) is not None:
+            if (value := _number(record, panel.key)) is not None and math.isfinite(value):
                 found[record.split, panel.key][record.step].append(value)
     for split, points in (("train", curves.train), ("val", curves.val)):
         for panel in PANELS:
@@ -113,5 +112,5 @@ def _number(record: RolloutRecord, key: str) -> float | None:
 
 
 def sorted_points(points: Points) -> list[list[float]]:
-    """Return [step, value] in order of the steps, without nan."""
-    return [[step, value] for step, value in sorted(points.items()) if not math.isnan(value)]
+    """Return [step, value] in order of the steps."""
+    return [[step, value] for step, value in sorted(points.items())]

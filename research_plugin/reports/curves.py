@@ -96,7 +96,9 @@ def draw(runs: Sequence[RunCurves], paths: Sequence[Path]) -> None:
     handles = [Line2D([], [], color=colour, label=run.name) for run, colour in zip(runs, COLOURS, strict=False)]
     handles.append(Line2D([], [], color="#444", label="training", **_TRAIN))
     handles.append(Line2D([], [], color="#444", label="validation", **_VAL))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), fontsize=9, frameon=False)
+    places: dict[str, Any] = {"loc": "outside lower center", "ncols": min(6, len(handles))}
+    for text in figure.legend(handles=handles, fontsize=9, frameon=False, **places).get_texts():
+        text.set_parse_math(False)  # "$" in a run's name is a character
     for path in paths:
         figure.savefig(path, dpi=150)
 

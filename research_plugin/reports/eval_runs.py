@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -62,7 +63,16 @@ def _read(folder: Path) -> _Run | None:
     if folder.exists() and not (folder / "run.json").is_file():
         return None
     facts = _load(folder / "run.json")
-    return _Run(folder, facts, _load(folder / "summary.json")) if "dataset" in facts else None
+    if "dataset" not in facts:
+        return None
+    summary = _load(folder / "summary.json")
+    missing = [*({*_NAMES, "seed"} - facts.keys()), *({"metrics", "questions"} - summary.keys())]
+    if missing:
+        raise DataError(
+            f"{folder}: run.json and summary.json lack {', '.join(sorted(missing))}; run the evaluation again with "
+            "this version"
+        )
+    return _Run(folder, facts, summary)
 
 
 def _load(path: Path) -> Any:
@@ -84,9 +94,11 @@ def _row(runs: Sequence[_Run]) -> Row:
             raise DataError(f"{run.folder} and {other} are the same evaluation with the same seed; name one")
         seen[dataset, seed] = run.folder
         for metric, value in run.summary["metrics"].items():
-            cell = Cell(*(100 * value[name] for name in ("mean", "low", "high")))
-            cells.setdefault((dataset, metric), []).append(cell)
-    method, model, prompt = (str(runs[0].facts[name]) for name in _NAMES)
+            if value["mean"] is None or not isfinite(value["mean"]):
+                continue
+            low, high = (100 * value[name] for name in ("low", "high"))
+            cells.setdefault((dataset, metric), []).append(Cell(100 * value["mean"], low, high))
+    method, model, prompt = (" ".join(str(runs[0].facts[name]).split()) for name in _NAMES)
     return Row(method, model, prompt, OWN, OWN, {key: _average(found) for key, found in cells.items()})
 
 

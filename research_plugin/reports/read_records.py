@@ -1,7 +1,7 @@
 """The rollouts that a run folder holds: found, read, and followed while the run still writes.
 
 Records of this package (``records/*.jsonl``, ``records.jsonl``) come first; a run that has none is read from veRL's own
-dumps (``rollouts/``, ``validation/``). Only whole lines are read, so a line that is being written shows up later.
+dumps (``rollouts/``, ``validation/``). A line that is being written shows up when it is whole.
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ class RunRecords:
                 self._inodes.setdefault(path, os.fstat(file.fileno()).st_ino)
                 file.seek(start)
                 for line in file:
-                    if not line.endswith(b"\n"):
-                        break
                     place = Place(path, start, len(line))
                     start += len(line)
-                    self._read_up_to[path] = start
+                    record: RolloutRecord | None = None
                     try:
-                        record = _parse(line, path)
+                        record = _parse(line, path) if line.strip() else None
                     except DataError as error:
+                        if not line.endswith(b"\n"):  # still being written, or torn
+                            break
                         self.unreadable.append(str(error))
-                    else:
+                    self._read_up_to[path] = start
+                    if record is not None:
                         yield place, record
 
     def is_outdated(self) -> bool:
@@ -117,7 +118,7 @@ class RunRecords:
 def _by_step(path: Path) -> tuple[int, str]:
     """``train_000012.jsonl`` and ``12.jsonl`` are step 12."""
     step = path.stem.rpartition("_")[2]
-    return (int(step) if step.isdigit() else 0, str(path))
+    return (int(step) if step.isdecimal() else 0, str(path))
 
 
 def _parse(line: bytes, path: Path) -> RolloutRecord:
@@ -126,5 +127,5 @@ def _parse(line: bytes, path: Path) -> RolloutRecord:
         return parse_record(line, str(path))
     try:
         return record_of_dump(json.loads(line), split)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: not a line of veRL's rollout dumps: {error!r}") from error

@@ -26,7 +26,7 @@ _TOTALS = {
 }
 _CACHE_HITS = "rollout/cache_hits/share"
 
-Rows = Sequence[tuple[int, Mapping[str, Any]]]
+Rows = Sequence[tuple[int, Mapping[str, float]]]
 
 
 def build_card(run_dir: Path) -> dict[str, Any]:
@@ -63,18 +63,17 @@ def build_card(run_dir: Path) -> dict[str, Any]:
 
 def _totals(rows: Rows, prefix: str) -> dict[str, int]:
     totals = {
-        name: round(sum(data.get(f"{prefix}{metric}") or 0.0 for _, data in rows)) for name, metric in _TOTALS.items()
+        name: round(sum(data.get(f"{prefix}{metric}", 0.0) for _, data in rows)) for name, metric in _TOTALS.items()
     }
     cached = sum(
-        (data.get(f"{prefix}{_CACHE_HITS}") or 0.0) * (data.get(f"{prefix}{_TOTALS['searches']}") or 0.0)
-        for _, data in rows
+        data.get(f"{prefix}{_CACHE_HITS}", 0.0) * data.get(f"{prefix}{_TOTALS['searches']}", 0.0) for _, data in rows
     )
     return {**totals, "retrieval_calls": totals["searches"] - round(cached)}
 
 
 def _validations(rows: Rows) -> dict[str, dict[str, float]]:
     """Return the first, the best (by reward) and the last validation, each with its step."""
-    found = [{"step": step, **values} for step, data in rows if (values := validation_metrics(dict(data)))]
+    found = [{"step": step, **values} for step, data in rows if (values := validation_metrics(data))]
     if not found:
         return {}
     best = max(found, key=lambda values: values.get("reward", float("-inf")))
@@ -128,10 +127,17 @@ def write_card(run_dir: Path) -> Path:
     Raises:
         DataError: as `build_card`.
     """
-    card = build_card(run_dir)
+    try:
+        card = build_card(run_dir)
+        text = card_markdown(card)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{run_dir / RUN_FILE} is not what this version writes ({error!r}); make the card with the version that "
+            "trained"
+        ) from error
     (run_dir / "run_card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     page = run_dir / "run_card.md"
-    page.write_text(card_markdown(card), encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
     return page
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ def _earlier_parts(path: Path) -> list[Path]:
     return list(itertools.takewhile(Path.is_file, parts))
 
 
-def read_metrics(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return (step, metrics) in order; a last line that was cut by a kill is left out.
+def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """Return (step, metrics) in order; a last line that was cut by a kill is left out, and so is what is no number.
 
     Of a run that was resumed: every step once, as it was logged last.
 
@@ -38,35 +40,39 @@ def read_metrics(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist: the run logged nothing there (trainer.logger must contain 'file')")
-    rows: list[tuple[int, dict[str, Any]]] = []
+    rows: list[tuple[int, dict[str, float]]] = []
     for part in [*_earlier_parts(path), path]:
         newer = _read_part(part)
         rows = [row for row in rows if not newer or row[0] < newer[0][0]] + newer
     return rows
 
 
-def _read_part(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    rows: list[tuple[int, dict[str, Any]]] = []
+def _read_part(path: Path) -> list[tuple[int, dict[str, float]]]:
+    rows: list[tuple[int, dict[str, float]]] = []
     # Bytes: a kill can cut the last line inside a character.
     lines = path.read_bytes().rstrip().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            rows.append((int(row["step"]), dict(row["data"])))
-        except (ValueError, KeyError, TypeError) as error:
+            rows.append((int(row["step"]), _numbers(row["data"])))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number < len(lines):
                 raise DataError(f"{path}:{number} is not a line of veRL's file logger: {error}") from error
     return rows
 
 
-def validation_metrics(data: dict[str, Any]) -> dict[str, float]:
+def _numbers(data: dict[str, Any]) -> dict[str, float]:
+    # orjson, which veRL's logger uses, writes nan as null.
+    return {key: value for key, value in data.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def validation_metrics(data: Mapping[str, float]) -> dict[str, float]:
     """Return the `METRICS` of one validation, averaged over data sources; empty when the step had none."""
     values: dict[str, list[float]] = {}
     for key, value in data.items():
         match = _KEY.match(key)
-        # orjson, which veRL's logger uses, writes nan as null.
-        if match and match["name"] in METRICS and value is not None:
-            values.setdefault(match["name"], []).append(float(value))
+        if match and match["name"] in METRICS:
+            values.setdefault(match["name"], []).append(value)
     return {name: sum(values[name]) / len(values[name]) for name in METRICS if name in values}
 
 

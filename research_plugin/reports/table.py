@@ -38,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
     rows = [row for size in sizes for row in published_rows(size)] + own
     if not rows:
         raise ConfigError("no table without a row: name the folder of an evaluation, or leave out --published none")
+    known = {metric for row in rows for _, metric in row.cells}
+    if unknown := set(args.metric or ()) - known:
+        raise ConfigError(f"--metric {', '.join(sorted(unknown))}: no row has it; known: {', '.join(sorted(known))}")
     texts = {ending: write(rows, args.metric or ["em", "judge"], notes) for ending, write in FORMATS.items()}
     if args.out is None:
         print(texts["md"], end="")

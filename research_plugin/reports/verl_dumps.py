@@ -15,7 +15,7 @@ from typing import Any
 from research_plugin.errors import DataError
 from research_plugin.protocol import DIALECTS, RESEARCH, Dialect, parse_query, parse_response
 from research_plugin.records import RolloutRecord
-from research_plugin.rewards import METHODS, compute_score
+from research_plugin.rewards import METHODS, compute_score, golden_answers
 
 _METHOD_OF = {method.dialect.name: name for name, method in METHODS.items()}
 _USER_TURN = re.compile(r"\buser\n(.*?)\n*assistant\s*(?:<think>)?\s*\Z", re.DOTALL)
@@ -26,11 +26,12 @@ def record_of_dump(values: Mapping[str, Any], split: str) -> RolloutRecord:
     """Return one line of a dump as a record; numbers that it lacks are computed again, its score is kept."""
     text = str(values["output"])
     dialect = _dialect_of(text)
-    golden = values.get("gts") or []
-    golden = [str(answer) for answer in (golden if isinstance(golden, list) else [golden])]
+    golden: list[str] = []
+    with suppress(DataError):  # a row without a golden answer
+        golden = list(golden_answers(values.get("gts")))
     given = {key: float(value) for key, value in values.items() if key not in _TEXTS and _is_number(value)}
     judged: dict[str, Any] = {}
-    with suppress(DataError):  # a row without a golden answer
+    if golden:
         judged = compute_score("dump", text, golden, method=_METHOD_OF.get(dialect.name, "research"))
     numbers = {key: float(value) for key, value in judged.items() if not isinstance(value, str)}
     segments = [(segment.text, segment.by_policy) for segment in parse_response(text, dialect)]
@@ -46,7 +47,7 @@ def record_of_dump(values: Mapping[str, Any], split: str) -> RolloutRecord:
         step=int(values.get("step", 0)),
         split=split,
         uid=group,
-        session=int(session) if session.isdigit() else 0,
+        session=int(session) if session.isdecimal() else 0,
         prompt=prompt,
         queries=[parse_query(turn, dialect) or "" for turn in followed],
         scores={**numbers, **given},

@@ -39,11 +39,14 @@ def run(args: argparse.Namespace) -> int:
 def _write(records: RunRecords, title: str, path: Path) -> int:
     from research_plugin.viewer.html_file import write_html
 
-    part = path.with_name(path.name + ".part")  # an interrupted run leaves the old file as it was
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # an interrupted run leaves the old file as it was
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w", encoding="utf-8") as out:
             count = write_html((record for _, record in records.new_with_progress()), title, out)
+        if not count:
+            why = records.unreadable[0] if records.unreadable else "its files are empty"
+            raise DataError(f"{records.run} holds no rollout: {why}")
         os.replace(part, path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error}; choose another place with --out") from error

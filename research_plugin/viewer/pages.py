@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from research_plugin.protocol import DIALECTS
-from research_plugin.records import RolloutRecord
+from research_plugin.records import RolloutRecord, Tokens
 
 __all__ = ["COLUMNS", "Block", "blocks_of", "has_failed", "page_of", "row_of"]
 
@@ -65,9 +65,9 @@ def row_of(record: RolloutRecord) -> list[Any]:
         record.split,
         record.session,
         _finite(record.scores.get("score")),
-        int(searches),
-        None if own is None else int(own),
-        None if retrieved is None else int(retrieved),
+        _count(searches) or 0,
+        _count(own),
+        _count(retrieved),
         record.stop_reason,
         int(has_failed(record)),
         _finite(record.advantage),
@@ -95,7 +95,7 @@ def page_of(record: RolloutRecord) -> dict[str, Any]:
         "scores": {key: _finite(value) for key, value in record.scores.items()},
         "metrics": {key: _finite(value) for key, value in record.metrics.items()},
         "blocks": [[block.kind, block.text, block.documents] for block in blocks_of(record)],
-        "tokens": None if record.tokens is None else asdict(record.tokens),
+        "tokens": None if record.tokens is None else _tokens(record.tokens),
     }
 
 
@@ -150,6 +150,19 @@ def _holds(observation: str, documents: Sequence[dict[str, str]]) -> bool:
     contents = documents[0].get("contents", "")
     probe = (contents.partition("\n")[2] or contents).strip()[:_PROBE]
     return probe in observation
+
+
+def _tokens(tokens: Tokens) -> dict[str, Any]:
+    logs = tokens.log_probs
+    return {
+        "texts": tokens.texts,
+        "mask": tokens.mask,
+        "log_probs": None if logs is None else [_finite(log) for log in logs],
+    }
+
+
+def _count(value: float | None) -> int | None:
+    return None if (finite := _finite(value)) is None else int(finite)
 
 
 def _finite(value: float | None) -> float | None:

@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", b"this server answers to localhost only")
             return
         url = urlsplit(self.path)
-        query = {key: int(values[0]) for key, values in parse_qs(url.query).items() if values[0].isdigit()}
+        query = {key: int(values[0]) for key, values in parse_qs(url.query).items() if values[0].isdecimal()}
         if url.path == "/":
             page = "".join(html_around(self._title, live=True))
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())

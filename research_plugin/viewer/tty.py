@@ -67,7 +67,7 @@ def browse(records: RunRecords) -> int:
             _print_list(console, rollouts, top)
             continue
         moves = {"n": at + 1, "p": max(at - 1, 0), "f": rollouts.next_failed(at), "m": at}
-        wanted = moves.get(line, int(line) - 1 if line.isdigit() else -1)
+        wanted = moves.get(line, int(line) - 1 if line.isdecimal() else -1)
         mask = mask != (line == "m")
         if not 0 <= wanted < len(rollouts.shown):
             console.print(f"no such rollout or command; {HELP}", style="bright_black")
@@ -114,9 +114,8 @@ def _print_page(console: Console, rollouts: _Rollouts, at: int, mask: bool) -> N
     except DataError as error:
         console.print(Text(str(error), style="red"))
         return
-    console.print(
-        Rule(f"{at + 1} of {len(rollouts.shown)} · step {record.step} · {record.split}", style="bright_black")
-    )
+    place = f"{at + 1} of {len(rollouts.shown)} · step {record.step} · {_printable(record.split)}"
+    console.print(Rule(Text(place), style="bright_black"))
     console.print(Text(_printable(record.question), style="bold"))
     console.print(Text(_facts(record)))
     console.print(mask_text(record) if mask else page_text(record))
@@ -165,7 +164,7 @@ def mask_text(record: RolloutRecord) -> Text:
 
 
 def _shade(log_prob: float) -> str:
-    doubt = 1 - math.exp(min(log_prob, 0.0))
+    doubt = 0.0 if math.isnan(log_prob) else 1 - math.exp(min(log_prob, 0.0))
     return f"underline rgb({int(90 + 165 * doubt)},{int(170 - 90 * doubt)},{int(255 - 175 * doubt)})"
 
 

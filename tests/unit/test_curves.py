@@ -36,6 +36,7 @@ def test_what_the_metrics_lack_is_averaged_over_records(tmp_path: Path) -> None:
         plain_rollout(4, split="train", scores={"score": 0.0, "f1": 0.2}, metrics={"retrieved_tokens": 10.0}),
         plain_rollout(4, split="train", scores={"score": 0.0, "f1": 0.6}, metrics={"retrieved_tokens": 30.0}),
         plain_rollout(5, scores={"score": 0.3, "f1": 1.0}),
+        plain_rollout(5, scores={"score": float("nan")}),
     ]
     curves = read_curves(write_run(tmp_path, records), "run")
     assert curves.train["reward"] == {4: 0.9}
@@ -57,3 +58,10 @@ def test_runs_that_cannot_be_drawn_are_refused(
     write_metrics(Path("run"), (1, {"critic/score/mean": 0.5}))
     assert main(["report", "curves", *names]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_runs_name_is_no_formula(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write_metrics(tmp_path, (1, {"critic/score/mean": 0.5}))
+    assert main(["report", "curves", f"a$b_{{c$={tmp_path}"]) == 0
+    assert (tmp_path / "curves.png").is_file()

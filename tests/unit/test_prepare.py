@@ -71,11 +71,13 @@ def test_broken_lines_are_named_by_file_and_number(tmp_path: Path) -> None:
     path.write_bytes(
         b'{"question": "a?", "answer": "b"}\n\n{"question": "a?"\n["x"]\n{"question": " ", "answer": "b"}\n'
         b'{"question": "a?", "answer": [""]}\n{"question": "\xff", "answer": "b"}\n'
+        b'{"question": "\\ud83d", "answer": "b"}\n' + b"[" * 100_000 + b"\n"
     )
     with pytest.raises(DataError) as caught:
         read_rows(path, "mine", "test")
-    named = [line.split(":")[1] for line in str(caught.value).splitlines()[1:]]
+    named = [line.split(":")[1] for line in str(caught.value).splitlines()[1:-1]]
     assert named == ["3", "4", "5", "6", "7"]
+    assert str(caught.value).endswith("... and 2 more")
 
 
 def test_musique_is_written_with_train_val_and_dev(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +157,9 @@ def test_one_file_cannot_be_two_splits(tmp_path: Path, capsys: pytest.CaptureFix
     assert "neither a file nor one of musique" in capsys.readouterr().err
 
 
-def test_nothing_is_replaced_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_replaced_when_writing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, out = write(tmp_path / "q.jsonl", questions(3, "dev")), tmp_path / "out"
     assert prepare("mine", "--from", path, "--out", out) == 0
     before = {file.name: file.read_bytes() for file in out.iterdir()}
@@ -165,8 +169,8 @@ def test_nothing_is_replaced_when_writing_fails(tmp_path: Path, monkeypatch: pyt
         raise OSError("no space left on device")
 
     monkeypatch.setattr("research_plugin.data.prepare.write_parquet", full)
-    with pytest.raises(OSError, match="no space"):
-        prepare("mine", "--from", write(path, questions(4, "dev")), "--out", out)
+    assert prepare("mine", "--from", write(path, questions(4, "dev")), "--out", out) == 1
+    assert "no space left on device" in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 

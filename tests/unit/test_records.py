@@ -46,8 +46,34 @@ def test_unknown_keys_are_skipped_and_missing_ones_filled_in() -> None:
         '{"question": "q"}',
         '{"question": "q", "golden_answers": [], "segments": [1]}',
         '{"question": "q", "golden_answers": [], "segments": [], "tokens": {"texts": ["a"], "mask": []}}',
+        '{"question": "q", "golden_answers": [], "segments": [], "scores": 1}',
+        '{"question": "q", "golden_answers": [], "segments": [], "documents": ["a"]}',
+        '{"question": "q", "golden_answers": [], "segments": [], "step": 1e999}',
+        "[" * 100_000,
     ],
 )
 def test_anything_else_is_refused_with_its_place(line: str) -> None:
     with pytest.raises(DataError, match=r"f\.jsonl:3 is no rollout record"):
         parse_record(line, "f.jsonl:3")
+
+
+def test_values_have_the_types_that_reports_rely_on() -> None:
+    tokens = {"texts": ["a", "b"], "mask": [1, False], "log_probs": [None, 0], "later": []}
+    values = {
+        "question": 7,
+        "golden_answers": [1961, None, "\ud83d"],
+        "queries": "who",
+        "segments": [["x", 1]],
+        "scores": {"em": 1, "f1": None},
+        "metrics": None,
+        "advantage": 1,
+        "documents": [[{"id": 0, "contents": None, "url": "u"}], []],
+        "tokens": tokens,
+    }
+    record = parse_record(json.dumps(values))
+    assert (record.question, record.golden_answers, record.advantage) == ("7", ["1961", "?"], 1.0)
+    assert record.queries == ["who"]
+    assert (record.scores, record.metrics) == ({"em": 1.0}, {})
+    assert record.documents == [[{"id": "0", "contents": ""}], []]
+    assert record.tokens is not None and record.tokens.log_probs is not None
+    assert (record.tokens.mask, record.tokens.log_probs[0] != record.tokens.log_probs[0]) == ([1, 0], True)

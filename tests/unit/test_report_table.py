@@ -158,3 +158,22 @@ def test_an_unfinished_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert report(tmp_path / "nowhere") == 1
     assert "run.json cannot be read" in capsys.readouterr().err
     assert report("--published", "none") == 1
+
+
+def test_what_another_version_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", {"em": 0.2})
+    (run / "summary.json").write_text('{"questions": 1}')
+    assert report(run) == 1
+    assert "lack metrics" in capsys.readouterr().err
+
+
+def test_a_number_that_is_none_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", {"em": 0.2, "judge": float("nan")}, model="my\nmodel")
+    assert report(run, "--published", "none") == 0
+    assert lines(capsys.readouterr().out)[2] == ["research", "instruct", "my model", "own runs", "20.00", "", "20.00"]
+
+
+def test_an_unknown_metric_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", {"em": 0.2})
+    assert report(run, "--published", "none", "--metric", "exact") == 1
+    assert "--metric exact: no row has it; known: em" in capsys.readouterr().err

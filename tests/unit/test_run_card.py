@@ -147,3 +147,9 @@ def test_command_writes_and_prints(folder: Path, capsys: pytest.CaptureFixture[s
     add_arguments(parser)
     assert run(parser.parse_args(["card", str(folder)])) == 0
     assert (folder / "run_card.md").read_text() in capsys.readouterr().out
+
+
+def test_a_run_file_of_another_version_is_refused(folder: Path) -> None:
+    (folder / "run.json").write_text(json.dumps({key: value for key, value in RUN.items() if key != "reward"}))
+    with pytest.raises(DataError, match=r"run\.json is not what this version writes \(KeyError\('reward'\)\)"):
+        write_card(folder)

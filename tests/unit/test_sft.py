@@ -49,10 +49,11 @@ def test_choose_leaves_out_what_is_not_good_and_says_why() -> None:
         record("d"),
         record("e", stop_reason="", scores={"score": 1.0, "em": 1.0, "answered": 1.0}),
         record("f", stop_reason="", scores={"score": 1.0, "em": 1.0, "answered": 0.0}),
+        record("g", scores={"score": 1.0, "em": float("nan")}),
     ]
     left_out: Counter[str] = Counter()
     assert [each.question for each in choose(records, {"em": 1.0}, 1, left_out)] == ["d", "e"]
-    assert left_out == {"em < 1": 1, "no answer": 2, "validation": 1}
+    assert left_out == {"em < 1": 2, "no answer": 2, "validation": 1}
     with pytest.raises(ConfigError, match="--at-least f2: the rollouts' scores are score, em"):
         choose(records, {"f2": 1.0}, 1, left_out)
 
@@ -93,7 +94,12 @@ def test_unknown_prompts_and_empty_choices_are_refused(tmp_path: Path, capsys: p
     assert export(path, "--out", out, "--style", "instruct", "--at-least", "num_searches=2") == 1
     assert "no rollout is left (1 num_searches < 2)" in capsys.readouterr().err
     assert not out.exists()
-    assert export(path, "--out", out, "--style", "instruct") == 0
+    assert export(path, "--out", out, "--per-question", 0) == 1
+    assert "--per-question 0: 1 or more" in capsys.readouterr().err
+    assert export(path, path, "--out", out, "--style", "instruct", "--per-question", 2) == 0
+    assert " 1 rollouts" in capsys.readouterr().out  # one run named twice is one run
+    assert export(path, "--out", tmp_path, "--style", "instruct") == 1
+    assert {each.name for each in tmp_path.iterdir()} == {"r.jsonl", "o"}
 
 
 def test_loss_mask_is_zero_on_prompt_and_observations_and_nowhere_else() -> None:

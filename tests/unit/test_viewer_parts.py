@@ -13,7 +13,7 @@ from rollout_samples import HOSTILE, plain_rollout, sample_records, search_rollo
 from research_plugin.cli import main
 from research_plugin.errors import DataError
 from research_plugin.protocol import R1_SEARCHER, SEARCH_R1, Document
-from research_plugin.records import RolloutRecord
+from research_plugin.records import RolloutRecord, Tokens
 from research_plugin.reports.read_records import RunRecords
 from research_plugin.viewer.pages import COLUMNS, blocks_of, has_failed, page_of, row_of
 
@@ -78,21 +78,36 @@ def test_a_rollout_fails_when_nothing_of_its_answer_is_right(scores: dict[str, f
 
 
 def test_pages_are_valid_json_whatever_the_numbers() -> None:
-    record = plain_rollout(1, scores={"score": float("nan"), "f1": float("inf")}, advantage=float("-inf"))
+    nan, inf = float("nan"), float("inf")
+    record = plain_rollout(
+        1,
+        scores={"score": nan, "f1": inf, "num_searches": nan},
+        metrics={"generated_tokens": inf},
+        advantage=-inf,
+        tokens=Tokens(["a", "b"], [1, 1], [nan, -inf]),
+    )
     json.dumps([row_of(record), page_of(record)], allow_nan=False)
+    pytest.importorskip("rich")
+    from research_plugin.viewer.tty import mask_text
+
+    assert mask_text(record).plain == "ab"
 
 
-def test_new_records_are_found_once_and_half_a_line_never(tmp_path: Path) -> None:
+def test_new_records_are_found_once_when_their_line_is_whole(tmp_path: Path) -> None:
     run = write_run(tmp_path, sample_records())
     records = RunRecords(run)
     assert len(list(records.new())) == 6
     with (run / "records" / "val_000001.jsonl").open("a") as out:
-        out.write('{"question": "torn\n' + plain_rollout(9).to_line())
+        line = plain_rollout(9).to_line()
+        out.write('{"question": "torn\n\n' + line[:-1])
         out.flush()
         assert list(records.new()) == []
+        out.write(line[-1])  # the last line of a file made by hand may have no end
+        out.flush()
+        [(place, record)] = records.new()
         out.write("\n")
-    [(place, record)] = records.new()
     assert record == records.read(place) == plain_rollout(9)
+    assert list(records.new()) == []
     assert len(records.unreadable) == 1
     place.path.unlink()
     with pytest.raises(DataError, match="cannot be read any more"):
@@ -104,7 +119,8 @@ def test_verls_dumps_become_records(tmp_path: Path) -> None:
         "<think> a </think> <search> who </search> <result>\nT\nMara\n</result> <think> b </think> "
         "<answer> \\boxed{Mara} </answer>"
     )
-    line = {"input": "system\nuser\nWho was it?\nassistant\n", "output": output, "gts": ["Mara"], "score": 0.7}
+    line = {"input": "system\nuser\nWho was it?\nassistant\n", "output": output, "gts": {"target": ["Mara"]}}
+    line["score"] = 0.7
     for folder, step, extra in (
         ("rollouts", 10, {}),
         ("rollouts", 9, {}),
@@ -117,7 +133,8 @@ def test_verls_dumps_become_records(tmp_path: Path) -> None:
     assert [(each.split, each.step) for each in (first, second, third)] == [("train", 9), ("train", 10), ("val", 10)]
     assert (first.question, first.uid, first.session, first.queries) == ("Who was it?", "abc", 2, ["who"])
     assert [own for _, own in first.segments] == [True, False, True]
-    assert (first.scores["score"], first.scores["f1"], first.pred) == (0.7, 1.0, "Mara")
+    assert (first.golden_answers, first.scores["score"], first.scores["f1"]) == (["Mara"], 0.7, 1.0)
+    assert first.pred == "Mara"
     assert (third.scores["f1"], third.pred) == (0.5, "x")
 
 
@@ -126,6 +143,10 @@ def test_a_run_without_rollouts_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "holds no rollouts: looked for" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert main(["view", str(tmp_path / "nowhere")]) == 1
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {}}\n')
+    assert main(["view", str(tmp_path / "metrics.jsonl")]) == 1
+    assert "is no rollout record" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_what_cannot_be_written_or_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

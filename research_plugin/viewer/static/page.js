@@ -162,7 +162,7 @@ function maskView(page) {
 function token(text, trained, logProb) {
   const node = make("span", trained ? "token own" : "token env", text);
   if (text.includes("\n") && !text.trim()) node.classList.add("break");
-  if (trained && logProb !== undefined) {
+  if (trained && Number.isFinite(logProb)) {
     const probability = Math.exp(logProb);
     node.classList.add(`l${LEVELS.filter((level) => probability < level).length}`);
     node.title = `trained on · p ${probability.toPrecision(3)} · log p ${logProb.toFixed(3)}`;
