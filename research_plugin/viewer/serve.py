@@ -59,7 +59,7 @@ class LiveRun:
             return {
                 "edition": self._edition,
                 "rows": self._rows[start : start + _MOST_ROWS],
-                "more": not done,
+                "more": not done or start + _MOST_ROWS < len(self._rows),
                 "unreadable": len(self._records.unreadable),
             }
 

@@ -299,6 +299,29 @@ def test_names_and_narrow_screens(open_page, sample_file: Path) -> None:
     assert page.page.locator("#list [role=option][aria-selected=true]").count() == 1
 
 
+def test_back_returns_to_the_rollout_before_and_to_the_list(open_page, sample_file: Path) -> None:
+    page = open_page(sample_file.as_uri(), width=400)
+    wait_for_count(page, "6 rollouts")
+    page.page.locator(".row").nth(3).click()
+    page.press("n")
+    assert page.title() == "Question 2?"
+    page.page.go_back()
+    playwright.expect(page.page.locator("#page h2")).to_have_text(HOSTILE)
+    page.page.go_back()
+    playwright.expect(page.page.locator("#list")).to_be_visible()
+    page.page.go_forward()
+    playwright.expect(page.page.locator("#page h2")).to_be_visible()
+    assert page.title() == HOSTILE
+
+
+def test_an_answer_as_long_as_a_document_is_shown(open_page, tmp_path: Path) -> None:
+    record = search_rollout(0, "Torvik", 1.0)
+    record.golden_answers = ["x" * 1_000_000, "Torvik"]
+    assert main(["view", str(write_run(tmp_path, [record]))]) == 0
+    page = open_page((tmp_path / "viewer.html").as_uri())
+    playwright.expect(page.page.locator(".result mark")).to_have_text("Torvik")
+
+
 @pytest.fixture
 def live_run(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     run = write_run(tmp_path / "run", [search_rollout(0, "Torvik", 1.0)])
@@ -328,6 +351,15 @@ def test_a_live_run_grows(open_page, live_run: tuple[Path, str]) -> None:
     playwright.expect(page.page.locator("#page .answer .said")).to_have_text("<answer> guess 13 </answer>")
 
 
+def test_the_address_of_a_rollout_far_down_a_live_run(open_page, live_run: tuple[Path, str]) -> None:
+    run, url = live_run
+    lines = (plain_rollout(number, split="train").to_line() for number in range(5_500))
+    (run / "records" / "train_000002.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    page = open_page(f"{url}#5400")  # the first answer of the server does not hold it
+    playwright.expect(page.page.locator("#page h2")).to_have_text("Question 5399?")
+    assert page.page.url.endswith("#5400")
+
+
 def test_a_resumed_run_replaces_its_last_steps(open_page, live_run: tuple[Path, str]) -> None:
     run, url = live_run
     page = open_page(url)
@@ -338,7 +370,7 @@ def test_a_resumed_run_replaces_its_last_steps(open_page, live_run: tuple[Path, 
     again.replace(path)
     wait_for_count(page, "2 rollouts · live")
     assert page.questions() == ["Question 2?", "Question 1?"]
-    playwright.expect(page.page.locator("#page h2")).to_have_text("Question 1?")
+    playwright.expect(page.page.locator("#page h2")).to_have_text("Question 2?")
 
 
 def test_the_server_answers_to_loopback_names_only(live_run: tuple[Path, str]) -> None:

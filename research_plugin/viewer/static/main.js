@@ -9,7 +9,7 @@ function setReading(on) {
 
 function open(row, focus = true) {
   shown.current = row;
-  history.replaceState(null, "", `#${row.number}`);
+  if (focus && location.hash !== `#${row.number}`) history.pushState(null, "", `#${row.number}`);
   if (focus) setReading(true);
   scrollToRow(row);
   drawList();
@@ -81,9 +81,9 @@ byId("more").open = matchMedia("(min-width: 900px)").matches;
 
 function openFromAddress() {
   const row = store.rows[Number(location.hash.slice(1) || -1)];
-  if (row && row !== shown.current) open(row, location.hash !== "");
+  if (row) open(row);
 }
-addEventListener("hashchange", openFromAddress);
+addEventListener("hashchange", () => (location.hash ? openFromAddress() : setReading(false)));
 
 // New rollouts above must not push away what is being looked at.
 function keepPlace(change) {
@@ -105,7 +105,8 @@ async function read() {
       keepPlace(applyFilters);
     }
     if (!shown.current) openFromAddress();
-    if (!shown.current && !document.body.classList.contains("reading") && shown.order.length) open(shown.order[0], false);
+    const comes = more && location.hash; // the rollout of the address may not have been read yet
+    if (!shown.current && !comes && !document.body.classList.contains("reading") && shown.order.length) open(shown.order[0], false);
     again = settings.live && (more ? 1 : 2000);
   } catch (error) {
     showCount(`nothing new: ${error.message}`);

@@ -1,6 +1,7 @@
 // A rollout's page, its loss mask token by token, and its group side by side.
 const NAMES = { think: "Think", search: "Search", result: "Result", answer: "Answer", text: "Text" };
 const LEVELS = [0.95, 0.8, 0.5, 0.25, 0.1]; // probabilities between the six shades of a trained token
+const LONGEST_MARK = 1000; // no pattern can be made of a whole document
 const view = { mask: false, group: false, drawing: 0 };
 
 async function drawPage(row) {
@@ -128,7 +129,7 @@ function documentView(each, at, golds, unfolded) {
 
 // Appends text to node with every golden answer marked.
 function marked(node, text, golds) {
-  const wanted = golds.filter((gold) => gold.trim()).map((gold) => gold.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  const wanted = golds.filter((gold) => gold.trim() && gold.length < LONGEST_MARK).map((gold) => gold.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   if (!wanted.length) {
     node.append(text);
     return node;
