@@ -14,7 +14,7 @@ from pathlib import Path
 
 from research_plugin.data.sft_rows import Segment, SFTRow, write_sft
 from research_plugin.errors import ConfigError, DataError
-from research_plugin.prompts import STYLES, load_prompt
+from research_plugin.prompts import PLACEHOLDER, STYLES, load_prompt
 from research_plugin.protocol import DIALECTS, get_dialect
 from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
@@ -117,7 +117,12 @@ def _row(record: RolloutRecord, protocol: str | None, style: str | None, prompt_
             f"the records say method={record.method!r} and prompt={record.prompt[:40]!r}; say with --protocol and "
             f"--style ({', '.join(STYLES)}) what these rollouts had"
         )
-    load_prompt(get_dialect(protocol).name, style, prompt_file)
+    text = load_prompt(get_dialect(protocol).name, style, prompt_file).partition(PLACEHOLDER)[0]
+    if record.prompt and record.prompt not in STYLES and _squeezed(text) not in _squeezed(record.prompt):
+        raise ConfigError(
+            f"--style {style}: the prompt of the {protocol} protocol in this style is not the one of rollout "
+            f"{record.id!r}: {record.prompt[:200]!r}; say with --style, --protocol and --prompt-file what it had"
+        )
     return SFTRow(
         id=record.id,
         data_source=record.data_source,
@@ -130,14 +135,18 @@ def _row(record: RolloutRecord, protocol: str | None, style: str | None, prompt_
     )
 
 
+def _squeezed(text: str) -> str:
+    return "".join(text.split())  # decoding tokens may change white space
+
+
 def _records(runs: Iterable[Path]) -> Iterator[RolloutRecord]:
     for run in dict.fromkeys(run.resolve() for run in runs):
         records = RunRecords(run)
         records.require()
         for _, record in records.new():
             yield record
-        for problem in records.unreadable:
-            print(f"left out: {problem}", file=sys.stderr)
+        if records.unreadable:
+            print(f"{len(records.unreadable)} lines left out; the first: {records.unreadable[0]}", file=sys.stderr)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -146,4 +155,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _bound(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
-    return name, float(value)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=X, such as f1=0.8") from None

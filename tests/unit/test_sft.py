@@ -15,6 +15,7 @@ from research_plugin.data.sft import choose
 from research_plugin.data.sft_rows import encode_row
 from research_plugin.data.tiny_files import tiny_dir
 from research_plugin.errors import ConfigError
+from research_plugin.prompts import load_prompt
 from research_plugin.records import RolloutRecord
 from research_plugin.tokens import HFCodec, build_prompt_ids, end_token_ids
 
@@ -88,11 +89,17 @@ def test_rows_hold_the_prompt_that_the_rollout_had(tmp_path: Path, capsys: pytes
 
 
 def test_unknown_prompts_and_empty_choices_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = write(tmp_path / "r.jsonl", record(prompt="<|im_start|>user ...")), tmp_path / "o"
+    prompt = f"<|im_start|>system\n{load_prompt('research', 'instruct')}<|im_end|>\n<|im_start|>user ..."
+    path, out = write(tmp_path / "r.jsonl", record(prompt=prompt)), tmp_path / "o"
     assert export(path, "--out", out) == 1
     assert "say with --protocol and --style" in capsys.readouterr().err
     assert export(path, "--out", out, "--style", "instruct", "--at-least", "num_searches=2") == 1
     assert "no rollout is left (1 num_searches < 2)" in capsys.readouterr().err
+    assert export(path, "--out", out, "--style", "base") == 1
+    assert "--style base: the prompt of the research protocol in this style is not" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        export(path, "--out", out, "--at-least", "em")
+    assert "'em' is not NAME=X" in capsys.readouterr().err
     assert not out.exists()
     assert export(path, "--out", out, "--per-question", 0) == 1
     assert "--per-question 0: 1 or more" in capsys.readouterr().err
