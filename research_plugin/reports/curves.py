@@ -83,7 +83,10 @@ def draw(runs: Sequence[RunCurves], paths: Sequence[Path]) -> None:
             for points, style in ((run.train, _TRAIN), (run.val, _VAL)):
                 if line := sorted_points(points.get(panel.key, {})):
                     steps, values = zip(*line, strict=True)
-                    axes.plot(steps, values, color=colour, **style)
+                    single = (
+                        {"marker": "o", "markersize": 3.5} if len(line) == 1 else {}
+                    )  # no line goes through a point
+                    axes.plot(steps, values, color=colour, **style | single)
         axes.set_title(panel.title, fontsize=10, loc="left")
         low, high = min(0.0, axes.get_ylim()[0]), axes.get_ylim()[1]
         axes.set_ylim(low, high + 0.04 * (high - low))  # a share of 1 must not lie on the frame
@@ -100,7 +103,7 @@ def draw(runs: Sequence[RunCurves], paths: Sequence[Path]) -> None:
     for text in figure.legend(handles=handles, fontsize=9, frameon=False, **places).get_texts():
         text.set_parse_math(False)  # "$" in a run's name is a character
     for path in paths:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=150, bbox_inches="tight")  # long names make the legend wider than the figure
 
 
 def _has(run: RunCurves, key: str) -> bool:

@@ -408,3 +408,12 @@ def test_curves_page(open_page, tmp_path: Path) -> None:
     assert values.all_inner_texts() == ["0.75", "0.5"]
     assert page.page.locator(".curve").count() == 2
     assert page.page.locator("#legend button").last.inner_text() == "<b>2</b>"
+
+
+def test_curves_axes_have_round_numbers(open_page, tmp_path: Path) -> None:
+    rows = (f'{{"step":{step},"data":{{"critic/score/mean":{-1.9 + step / 8}}}}}' for step in range(1, 18))
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    assert main(["report", "curves", str(tmp_path)]) == 0
+    page = open_page((tmp_path / "curves.html").as_uri())
+    shown = page.page.locator("svg .axis").all_text_contents()
+    assert shown == ["-2", "-1.5", "-1", "-0.5", "0", "0.5", "5", "10", "15"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rollout_samples import plain_rollout, write_run
@@ -65,3 +66,13 @@ def test_a_runs_name_is_no_formula(tmp_path: Path) -> None:
     write_metrics(tmp_path, (1, {"critic/score/mean": 0.5}))
     assert main(["report", "curves", f"a$b_{{c$={tmp_path}"]) == 0
     assert (tmp_path / "curves.png").is_file()
+
+
+def test_a_training_of_one_step_is_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    write_metrics(tmp_path, (1, {"critic/score/mean": 0.5}))
+    assert main(["report", "curves", str(tmp_path)]) == 0
+    [line] = drawn[0].axes[0].lines
+    assert line.get_marker() == "o"

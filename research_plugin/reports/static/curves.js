@@ -32,8 +32,9 @@ function ticks(low, high) {
   const rough = (high - low || 1) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const count = Math.ceil((high - low) / size - 1e-9) || 1;
-  return Array.from({ length: count + 1 }, (_, at) => low + at * size);
+  const first = Math.floor(low / size + 1e-9);
+  const count = Math.ceil(high / size - 1e-9) - first || 1;
+  return Array.from({ length: count + 1 }, (_, at) => (first + at) * size);
 }
 
 function lines(key) {
@@ -55,7 +56,7 @@ function drawPanel({ key, title }) {
     svg.append(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(mark), y2: y(mark) }));
     svg.append(shape("text", { class: "axis", x: LEFT - 6, y: y(mark) + 4, "text-anchor": "end" }, short(mark)));
   }
-  for (const mark of ticks(firstStep, lastStep).filter((step) => step <= lastStep && Number.isInteger(step))) {
+  for (const mark of ticks(firstStep, lastStep).filter((step) => step >= firstStep && step <= lastStep && Number.isInteger(step))) {
     svg.append(shape("text", { class: "axis", x: x(mark), y: HEIGHT - 6, "text-anchor": "middle" }, mark));
   }
   for (const { number, split, points } of shown) {
