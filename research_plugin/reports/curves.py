@@ -12,7 +12,7 @@ from research_plugin.reports.curve_points import PANELS, RunCurves, read_curves,
 from research_plugin.reports.html_page import html_page
 
 COLOURS = ("#2f6fb7", "#c8590f", "#2e8b57", "#8e4bb0", "#a67c00", "#c2416b", "#3f8696", "#6b6b6b")
-_TRAIN: dict[str, Any] = {"linewidth": 1.4}
+_TRAIN: dict[str, Any] = {"linewidth": 1.4, "markersize": 3.5}
 _VAL: dict[str, Any] = {"linewidth": 1.1, "linestyle": "--", "marker": "o", "markersize": 3.5}
 
 
@@ -83,10 +83,8 @@ def draw(runs: Sequence[RunCurves], paths: Sequence[Path]) -> None:
             for points, style in ((run.train, _TRAIN), (run.val, _VAL)):
                 if line := sorted_points(points.get(panel.key, {})):
                     steps, values = zip(*line, strict=True)
-                    single = (
-                        {"marker": "o", "markersize": 3.5} if len(line) == 1 else {}
-                    )  # no line goes through a point
-                    axes.plot(steps, values, color=colour, **style | single)
+                    marked = _VAL["marker"] if len(line) == 1 else style.get("marker")  # no line goes through one point
+                    axes.plot(steps, values, color=colour, **style | {"marker": marked})
         axes.set_title(panel.title, fontsize=10, loc="left")
         low, high = min(0.0, axes.get_ylim()[0]), axes.get_ylim()[1]
         axes.set_ylim(low, high + 0.04 * (high - low))  # a share of 1 must not lie on the frame
