@@ -31,15 +31,12 @@ from research_plugin.served.streamed import StreamedModel
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     options.add_arguments(parser, temperature=0.0)
-    parser.add_argument("--retriever", metavar="URL", help="the retriever's URL, short for search.url=URL")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer questions until there are no more."""
-    values = options.read_overrides(args.overrides)
-    url = {} if args.retriever is None else {"url": args.retriever}
-    values["search"] = {"retries": 0, **values.get("search", {}), **url}  # who waits would rather know at once
-    settings = options.agent_settings(values)
+    # Who waits would rather know at once.
+    settings = options.agent_settings(options.read_settings(args, "search.retries=0"))
     dialect = get_dialect(settings.protocol)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a piece may end within a character
@@ -80,14 +77,7 @@ async def _connect(
         display.results(documents)
         return documents
 
-    return ServedRollouts(
-        model,
-        search,
-        settings,
-        tokenizer=args.tokenizer or model.name,
-        response_length=args.response_length,
-        text_prompts=args.text_prompts,
-    )
+    return options.served_rollouts(args, model, search, settings)
 
 
 def _questions() -> Iterator[str]:

@@ -26,10 +26,9 @@ from research_plugin.errors import ConfigError
 from research_plugin.protocol import get_dialect
 from research_plugin.rewards import METHODS, compute_score
 from research_plugin.search.client import SearchClient
+from research_plugin.served import options
 from research_plugin.served.model import ServedModel
-from research_plugin.served.options import add_arguments as add_model_arguments
-from research_plugin.served.options import agent_settings, positive, prompt_identity, read_overrides, served_model
-from research_plugin.served.rollouts import ServedRollouts
+from research_plugin.served.options import positive
 
 _RECORDED = ("f1", "em", "cem", "format_ok", "num_searches", "pred")
 
@@ -37,7 +36,8 @@ _RECORDED = ("f1", "em", "cem", "format_ok", "num_searches", "pred")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add_model_arguments(parser, temperature=1.0)
+    options.add_arguments(parser, temperature=1.0)
+    options.add_concurrency(parser)
     add("--data", required=True, type=Path, action="append", metavar="FILE", help="parquet questions; may be repeated")
     add("--out", required=True, type=Path, metavar="DIR", help="where results go; the same folder again goes on")
     add("--samples", type=positive, default=20, metavar="N", help="most rollouts a question (default: %(default)s)")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> tuple[AgentConfig, str]:
     """Return the rollout's settings and the reward method, which is the protocol's own unless one is named."""
-    settings = agent_settings(read_overrides(args.overrides))
+    settings = options.agent_settings(options.read_settings(args))
     dialect = get_dialect(settings.protocol)
     method = args.method or next((name for name, known in METHODS.items() if known.dialect == dialect), None)
     if method is None:
@@ -91,14 +91,14 @@ def _settings(args: argparse.Namespace) -> tuple[AgentConfig, str]:
 def _identity(args: argparse.Namespace, settings: AgentConfig, method: str, model: str) -> dict[str, Any]:
     """Return everything that attempts must have in common to be counted together."""
     rollout = {key: value for key, value in dataclasses.asdict(settings).items() if key not in ("search", "prompt")}
-    options = ("metric", "at_least", "temperature", "top_p", "response_length")
+    shared = ("metric", "at_least", "temperature", "top_p", "response_length")
     return {
         "model": model,
         **rollout,
-        "prompt": prompt_identity(settings.protocol, settings.prompt),
+        "prompt": options.prompt_identity(settings.protocol, settings.prompt),
         "topk": settings.search.topk,
         "method": method,
-        **{option: getattr(args, option) for option in options},
+        **{option: getattr(args, option) for option in shared},
     }
 
 
@@ -113,7 +113,7 @@ async def _sample(
     await check_retriever(settings.search)
     client = SearchClient(settings.search)
     try:
-        async with served_model(args) as server:
+        async with options.served_model(args) as server:
             identity = _identity(args, settings, method, server.name)
             with AttemptLog(args.out / "attempts.jsonl", identity) as log:
                 attempt = _attempt(args, settings, method, questions, server, client)
@@ -145,14 +145,7 @@ def _attempt(
     async def search(query: str) -> Sequence[Document]:
         return (await client.search(query)).documents
 
-    roll = ServedRollouts(
-        server,
-        search,
-        settings,
-        tokenizer=args.tokenizer or server.name,
-        response_length=args.response_length,
-        text_prompts=args.text_prompts,
-    )
+    roll = options.served_rollouts(args, server, search, settings)
 
     async def attempt(row_id: str) -> dict[str, Any]:
         row = questions[row_id]

@@ -29,13 +29,12 @@ from research_plugin.evaluation.plan import Plan, identity, make_plan, read_data
 from research_plugin.evaluation.record import make_record
 from research_plugin.evaluation.runner import RecordLog, answer_all
 from research_plugin.records import RolloutRecord
-from research_plugin.resumable import refuse_other_settings
+from research_plugin.resumable import refuse_other_settings, write_json
 from research_plugin.search.client import SearchClient
-from research_plugin.search.settings import APIS, SearchConfig
+from research_plugin.search.settings import SearchConfig
+from research_plugin.served import options
 from research_plugin.served.model import ServedModel
-from research_plugin.served.options import add_arguments as add_model_arguments
-from research_plugin.served.options import positive, served_model
-from research_plugin.served.rollouts import ServedRollouts
+from research_plugin.served.options import positive
 
 _STRANGE = 0.1  # a smaller share in the right format says that the model was not trained for it
 _SHOWN = ("em", "f1", "cem", "answered", "truncated", "format_ok", "num_searches", "golden_in_results", "seconds")
@@ -44,13 +43,12 @@ _SHOWN = ("em", "f1", "cem", "answered", "truncated", "format_ok", "num_searches
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add_model_arguments(parser, temperature=0.0)
+    options.add_arguments(parser, temperature=0.0)
+    options.add_concurrency(parser)
     methods = ", ".join((*TRAINED, *METHODS))
     add("--method", required=True, metavar="NAME", help=f"{methods}, or my_module:FUNCTION of your own")
     add("--dataset", required=True, type=Path, metavar="FILE", help="questions: veRL's parquet, or JSONL")
     add("--out", required=True, type=Path, metavar="DIR", help="where results go; the same folder again goes on")
-    add("--retriever", metavar="URL", help="base URL of the retriever (search.url)")
-    add("--api", choices=APIS, help="its route (search.api)")
     add("--name", help="what the dataset is called in reports (default: as its rows or its file say)")
     add("--limit", type=positive, metavar="N", help="draw this many questions (default: all)")
     add("--seed", type=int, default=0, help="of that draw, and of sampling above temperature 0 (%(default)s)")
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     failed = len(rows) - len(records)
     summary = {"failed": failed, **summarise(args.out, records)}
-    _write_json(args.out / "summary.json", summary)
+    write_json(args.out / "summary.json", summary)
     for name in _SHOWN:
         if value := summary["metrics"].get(name):
             print(f"{name:<20}{value['mean']:>9.3f}   [{value['low']:.3f}, {value['high']:.3f}]")
@@ -101,7 +99,7 @@ async def _evaluate(
     from tqdm import tqdm
 
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(served_model(args))
+        server = await stack.enter_async_context(options.served_model(args))
         find, health = await _retriever(plan.search, stack)
         method = _method(args, plan, rows, server, find)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -153,14 +151,7 @@ def _method(args: argparse.Namespace, plan: Plan, rows: Sequence[Row], server: S
             raise ConfigError(f"--max-tokens {args.max_tokens}: {server.name} has a context of {context} tokens in all")
         method = get_method(plan.method)
     else:
-        roll = ServedRollouts(
-            server,
-            find,
-            plan.agent,
-            tokenizer=args.tokenizer or server.name,
-            response_length=args.response_length,
-            text_prompts=args.text_prompts,
-        )
+        roll = options.served_rollouts(args, server, find, plan.agent)
         roll.check_context(question_text(row) for row in rows)
         method = agentic(plan.reward, roll)
     return method if args.best_of == 1 else best_of(method, args.best_of, args.select)
@@ -195,8 +186,4 @@ def _begin(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], *,
         versions = {name: importlib.metadata.version(name) for name in ("transformers", "httpx")}
         versions["research_plugin"] = __version__
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        _write_json(path, {**settings, "about": {**about, "started": started, "versions": versions}})
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(path, {**settings, "about": {**about, "started": started, "versions": versions}})

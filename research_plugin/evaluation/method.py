@@ -173,5 +173,5 @@ def get_method(name: str) -> Method:
     try:
         found: Method = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import the method {name!r}: {error}") from error
+        raise ConfigError(f"cannot import the method {name!r}: {error}; is it on PYTHONPATH?") from error
     return found

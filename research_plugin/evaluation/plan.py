@@ -20,7 +20,7 @@ from research_plugin.evaluation.method import METHODS, Settings, get_method
 from research_plugin.protocol import get_dialect
 from research_plugin.rewards import METHODS as REWARDS
 from research_plugin.search.settings import SearchConfig
-from research_plugin.served.options import agent_settings, prompt_identity, read_overrides
+from research_plugin.served.options import agent_settings, prompt_identity, read_settings
 
 _SPLITS = ("train", "dev", "test", "val")
 
@@ -49,9 +49,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     Raises:
         ConfigError: the method is unknown, or a setting is wrong or not one of the method's.
     """
-    values = read_overrides(args.overrides)
-    search = values.setdefault("search", {})
-    search.update({key: value for key, value in (("url", args.retriever), ("api", args.api)) if value is not None})
+    values = read_settings(args)
     if "protocol" in values:
         get_dialect(values["protocol"])  # a module of one's own may bring its reward along
     reward = reward_of(args.method)
@@ -88,7 +86,7 @@ def _prompted(method: str, values: dict[str, Any]) -> tuple[PromptConfig, Search
         raise ConfigError(
             f"--method {method} has prompts of its own; allowed: prompt.style=instruct (chat) or prompt.style=base"
         )
-    search = values.pop("search")
+    search = values.pop("search", None)
     if values:
         raise ConfigError(f"--method {method} has no {', '.join(values)}; allowed: prompt.style and search.*")
     if not search and method in METHODS and method != "direct":

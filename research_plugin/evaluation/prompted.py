@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from research_plugin.document import Document
 from research_plugin.evaluation.method import Attempt, Reply, World
-from research_plugin.evaluation.prompts import list_passages, load
+from research_plugin.evaluation.prompts import fill, list_passages, load
 from research_plugin.prompts import chat_messages
 
 
@@ -22,7 +22,7 @@ async def rag(question: str, world: World) -> Attempt:
 
 async def read(question: str, documents: Iterable[Document], world: World) -> Reply:
     """Ask the model for an answer from ``documents``."""
-    text = load("rag").replace("{passages}", list_passages(documents))
+    text = fill("rag", passages=list_passages(documents))
     return await world.chat(chat_messages(text, f"Question: {question}"))
 
 

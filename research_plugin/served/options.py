@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from research_plugin.config import AgentConfig, PromptConfig, build_config
 from research_plugin.errors import ConfigError
 from research_plugin.prompts import load_prompt
+from research_plugin.search_loop import Search
 from research_plugin.served.model import ServedModel
+from research_plugin.served.rollouts import ServedRollouts
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, temperature: float) -> None:
@@ -32,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser, *, temperature: float) -> Non
     add("--temperature", type=float, default=temperature, help="default: %(default)s")
     add("--top-p", type=float, default=1.0, help="default: %(default)s")
     add("--response-length", type=positive, default=8192, metavar="N", help="tokens, results too (%(default)s)")
-    add("--concurrency", type=positive, default=64, metavar="N", help="questions at a time (default: %(default)s)")
+    add("--retriever", metavar="URL", help="the retriever's URL, short for search.url=URL")
+
+
+def add_concurrency(parser: argparse.ArgumentParser) -> None:
+    """Add the option of what asks many questions, which `served_model` reads."""
+    text = "questions at a time (default: %(default)s)"
+    parser.add_argument("--concurrency", type=positive, default=64, metavar="N", help=text)
 
 
 def served_model(args: argparse.Namespace) -> ServedModel:
@@ -41,14 +49,29 @@ def served_model(args: argparse.Namespace) -> ServedModel:
     return ServedModel(args.model_url, args.model, key=key, connections=args.concurrency)
 
 
-def read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return ``key=value`` arguments as a nested mapping; values are read as YAML."""
+def served_rollouts(
+    args: argparse.Namespace, server: ServedModel, search: Search, settings: AgentConfig
+) -> ServedRollouts:
+    """Return what makes rollouts of ``server``, as the options say."""
+    return ServedRollouts(
+        server,
+        search,
+        settings,
+        tokenizer=args.tokenizer or server.name,
+        response_length=args.response_length,
+        text_prompts=args.text_prompts,
+    )
+
+
+def read_settings(args: argparse.Namespace, *defaults: str) -> dict[str, Any]:
+    """Return the ``key=value`` arguments, over those of ``defaults``, as a nested mapping; values are read as YAML."""
     from omegaconf import OmegaConf
 
+    overrides = [*defaults, *args.overrides, *([] if args.retriever is None else [f"search.url={args.retriever}"])]
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"{override!r} is no setting; key=value is allowed, such as search.topk=3")
-    return OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.from_dotlist(overrides))  # type: ignore[return-value]
 
 
 def agent_settings(values: Mapping[str, Any]) -> AgentConfig:

@@ -149,7 +149,7 @@ def plan(*arguments: str) -> Plan:
 
 
 def test_plan_of_an_agentic_method() -> None:
-    made = plan("--method", "r1_searcher", "--retriever", "http://127.0.0.1:1", "--api", "queries", "search.topk=3")
+    made = plan("--method", "r1_searcher", "--retriever", "http://127.0.0.1:1", "search.api=queries", "search.topk=3")
     assert made.agent is not None and made.search is made.agent.search
     assert (made.reward, made.agent.protocol, made.prompt.style) == ("r1_searcher_stage2", "r1_searcher", "instruct")
     assert (made.search.url, made.search.api, made.search.topk) == ("http://127.0.0.1:1", "queries", 3)
