@@ -1,10 +1,12 @@
-"""Long work that a kill cannot spoil: a JSONL file that is only appended to, and workers that stop together."""
+"""Long work that a kill cannot spoil: files that appear whole or are only appended to, workers that stop together."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -67,6 +69,23 @@ class JsonlLog:
             raise ConfigError(
                 f"{self.path} is written by another process; wait for it, or choose another --out"
             ) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a place to write to that becomes ``path`` at the end of the block, and is removed if that is an error."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file for people to read, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
 
 
 def refuse_other_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

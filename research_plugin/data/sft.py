@@ -6,7 +6,6 @@ They come from a training's or an evaluation's folder. What veRL reads them with
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from research_plugin.prompts import PLACEHOLDER, STYLES, load_prompt
 from research_plugin.protocol import DIALECTS, get_dialect
 from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
+from research_plugin.resumable import replacing
 from research_plugin.rewards import METHODS
 from research_plugin.rollout import StopReason
 
@@ -52,12 +52,8 @@ def run(args: argparse.Namespace) -> int:
         why = _counts(left_out) or "none could be read"
         raise DataError(f"no rollout is left ({why}); lower --at-least, or give other runs")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = args.out.with_name(f"{args.out.name}.{os.getpid()}.part")
-    try:
+    with replacing(args.out) as partial:
         write_sft(rows, partial)
-        os.replace(partial, args.out)
-    finally:
-        partial.unlink(missing_ok=True)
     print(f"{args.out}  {len(rows):,} rollouts ({_counts(Counter(row['data_source'] for row in rows))})")
     print(f"left out: {_counts(left_out) or 'none'}")
     return 0

@@ -19,6 +19,7 @@ from research_plugin.errors import DataError
 from research_plugin.evaluation.judge import Replies, ask_judge, judge_prompt, summarise_judged
 from research_plugin.records import RolloutRecord
 from research_plugin.reports.read_records import RunRecords
+from research_plugin.resumable import write_json
 from research_plugin.served.model import ServedModel
 from research_plugin.served.options import positive
 
@@ -113,9 +114,7 @@ def _sum_up(folder: Path, records: list[RolloutRecord], replies: Replies, model:
     path = folder / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
     summary |= summarise_judged(records, replies, model)
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_json(path, summary)
     judge = summary["metrics"].get("judge", {"n": 0})
     figures = "{mean:.4f} [{low:.4f}, {high:.4f}]".format(**judge) if judge["n"] else "-"
     unread = f"{summary['judge_unparsed']} unreadable, {summary['judge_missing']} unanswered"

@@ -6,12 +6,12 @@ A file appears whole, by renaming, so that a kill leaves none half written and a
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from research_plugin.records import RolloutRecord
+from research_plugin.resumable import replacing
 
 __all__ = ["record_file", "trim_records", "write_records"]
 
@@ -27,10 +27,8 @@ def record_file(run_dir: Path, split: str, step: int) -> Path:
 def write_records(path: Path, records: Iterable[RolloutRecord]) -> None:
     """Write the file whole, or not at all; one of the same step, from before a resume, is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    with partial.open("w", encoding="utf-8") as out:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as out:
         out.writelines(f"{record.to_line()}\n" for record in records)
-    os.replace(partial, path)
 
 
 def trim_records(run_dir: Path, max_mb: float) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import Any
 from research_plugin.errors import DataError
 from research_plugin.health import find_alarms
 from research_plugin.reports.summary import METRICS, read_metrics, validation_metrics
+from research_plugin.resumable import write_json
 
 __all__ = ["RUN_FILE", "build_card", "card_markdown", "write_card"]
 
@@ -135,7 +136,7 @@ def write_card(run_dir: Path) -> Path:
             f"{run_dir / RUN_FILE} is not what this version writes ({error!r}); make the card with the version that "
             "trained"
         ) from error
-    (run_dir / "run_card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    write_json(run_dir / "run_card.json", card)
     page = run_dir / "run_card.md"
     page.write_text(text, encoding="utf-8")
     return page

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from research_plugin.config import AgentConfig
 from research_plugin.reports.run_card import RUN_FILE
+from research_plugin.resumable import write_json
 from research_plugin.search.expected import read_health
 from research_plugin.search.settings import SearchConfig
 
@@ -45,7 +46,7 @@ def start_run_file(config: DictConfig, agent: AgentConfig, run_dir: Path) -> Non
         "attempts": [*_earlier_attempts(run_dir), {"started": time.time()}],
     }
     run_dir.mkdir(parents=True, exist_ok=True)
-    _write(run_dir, run)
+    write_json(run_dir / RUN_FILE, run)
 
 
 def end_run_file(run_dir: Path, state: str) -> None:
@@ -53,7 +54,7 @@ def end_run_file(run_dir: Path, state: str) -> None:
     run = json.loads((run_dir / RUN_FILE).read_text(encoding="utf-8"))
     run["state"] = state
     run["attempts"][-1]["ended"] = time.time()
-    _write(run_dir, run)
+    write_json(run_dir / RUN_FILE, run)
 
 
 def redact(override: str) -> str:
@@ -70,10 +71,6 @@ def count_gpus(config: DictConfig) -> int:
     if config.trainer.v1.trainer_mode == "separate_async":
         gpus += rollout.nnodes * rollout.n_gpus_per_node
     return int(gpus)
-
-
-def _write(run_dir: Path, run: dict[str, Any]) -> None:
-    (run_dir / RUN_FILE).write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
 
 
 def _overrides(config: DictConfig) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from pathlib import Path
 
 from research_plugin.errors import DataError
 from research_plugin.reports.read_records import RunRecords
+from research_plugin.resumable import replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,20 +39,16 @@ def run(args: argparse.Namespace) -> int:
 def _write(records: RunRecords, title: str, path: Path) -> int:
     from research_plugin.viewer.html_file import write_html
 
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # an interrupted run leaves the old file as it was
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as out:
-            count = write_html((record for _, record in records.new_with_progress()), title, out)
-        if not count:
-            why = records.unreadable[0] if records.unreadable else "its files are empty"
-            raise DataError(f"{records.run} holds no rollout: {why}")
-        os.replace(part, path)
+        with replacing(path) as part:
+            with part.open("w", encoding="utf-8") as out:
+                count = write_html((record for _, record in records.new_with_progress()), title, out)
+            if not count:
+                why = records.unreadable[0] if records.unreadable else "its files are empty"
+                raise DataError(f"{records.run} holds no rollout: {why}")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error}; choose another place with --out") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
     _report_unreadable(records)
     print(f"{count} rollouts, {path.stat().st_size / 1e6:.1f} MB: {path}")
     return 0
