@@ -16,6 +16,8 @@ from research_plugin.reports.results import Cell, Key, Row
 
 OWN = "own runs"
 _NAMES = ("method", "model", "prompt")
+_TOKENS = ("prompt_tokens", "generated_tokens", "retrieved_tokens")
+_NO_SHARES = ("num_searches", "num_repeated_queries", *_TOKENS, "model_calls", "seconds")
 _OF_ONE_RUN = ("seed", "dataset", "dataset_sha256", "questions", "about")
 
 
@@ -96,8 +98,9 @@ def _row(runs: Sequence[_Run]) -> Row:
         for metric, value in run.summary["metrics"].items():
             if value["mean"] is None or not isfinite(value["mean"]):
                 continue
-            low, high = (100 * value[name] for name in ("low", "high"))
-            cells.setdefault((dataset, metric), []).append(Cell(100 * value["mean"], low, high))
+            scale = 1 if metric in _NO_SHARES else 100
+            numbers = (scale * value[name] for name in ("mean", "low", "high"))
+            cells.setdefault((dataset, metric), []).append(Cell(*numbers))
     method, model, prompt = (" ".join(str(runs[0].facts[name]).split()) for name in _NAMES)
     return Row(method, model, prompt, OWN, OWN, {key: _average(found) for key, found in cells.items()})
 

@@ -1,4 +1,4 @@
-"""Results of methods on data sets, in percent, and how one row compares with others. Pure but for the published table.
+"""Results of methods on data sets, shares in percent, and how rows compare. Pure but for the published table.
 
 A row's cells are keyed by (data set, metric); a cell that is not there was not measured.
 """
@@ -22,7 +22,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One number in percent.
+    """One number, a share in percent.
 
     Attributes:
         low: Lower end of the 95 % interval over questions; None for several runs, and where nobody published it.

@@ -88,7 +88,7 @@ def _tables(rows: Sequence[Row], metrics: Sequence[str]) -> list[_Table]:
         found = [*(values.get(key) for key in columns), *_averages(values, row.group, rows, metrics)]
         compared.append([row.method, row.prompt, row.model, over, *(_number(value, "+") for value in found)])
     tables = [
-        _Table("Results, %", ["method", "prompt", "model", "source", *numbers], results),
+        _Table("Results, shares in %", ["method", "prompt", "model", "source", *numbers], results),
         _Table("Gains over baselines, points", ["method", "prompt", "model", "over", *numbers], compared),
     ]
     return [table for table in tables if table.body]

@@ -88,8 +88,11 @@ def test_own_runs_stand_beside_the_paper(tmp_path: Path, capsys: pytest.CaptureF
     assert "+15.81" in text
 
 
-def test_files_are_written_and_their_numbers_agree(tmp_path: Path) -> None:
-    run = run_folder(tmp_path / "a", {"em": 0.25, "judge": 0.5}, model="my_model & co", dataset="my_set")
+def test_files_are_written_and_their_numbers_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = {"em": 0.25, "judge": 0.5, "num_searches": 2.5}
+    run = run_folder(tmp_path / "a", numbers, model="my_model & co", dataset="my_set")
+    assert report(run, "--published", "none", "--metric", "num_searches") == 0
+    assert lines(capsys.readouterr().out)[2][4:] == ["2.50", "2.50"]  # a count is no share
     assert report(run, "--out", tmp_path / "out") == 0
     with (tmp_path / "out/table.csv").open(newline="") as file:
         found = {(line["model"], line["over"], line["dataset"], line["metric"]): line for line in csv.DictReader(file)}
