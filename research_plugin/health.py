@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 WINDOW = 5
 """Steps that are averaged: the first ones are the run's start, the last ones its present."""
@@ -26,7 +27,7 @@ class Sign:
 
     metric: str
     label: str
-    direction: str
+    direction: Literal["rise", "fall", "best"]
     add: float = 0.0
     times: float = 1.0
 

@@ -49,6 +49,8 @@ class RolloutRecord:
         uid: What the rollouts of one question's group share.
         session: Number of the rollout within its group, from 0.
         id: The dataset row's id.
+        method: Whose rules scored it: the evaluation's method, or the reward of a training.
+        prompt: The prompt's text in a training; its style in an evaluation, with ":FILE" behind it for one's own.
         segments: The response in order as [text, who]; who is True for the policy and False for an observation.
         queries: What was searched for, in order.
         documents: For each query the documents that came back, best first, as {"id", "contents"}.

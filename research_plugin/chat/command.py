@@ -11,7 +11,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -93,7 +93,9 @@ def _questions() -> Iterator[str]:
             return
 
 
-def _run_until_interrupted(loop: asyncio.AbstractEventLoop, answer: Any, display: Display) -> None:
+def _run_until_interrupted(
+    loop: asyncio.AbstractEventLoop, answer: Coroutine[Any, Any, None], display: Display
+) -> None:
     task = loop.create_task(answer)
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:

@@ -10,12 +10,12 @@ from research_plugin.rollout import Rollout
 from research_plugin.served.rollouts import ServedRollouts
 
 # Method -> the reward that judges it; every other key of `rewards.METHODS` is a method, too.
-REWARDS = {"r1_searcher": "r1_searcher_stage2"}
+_REWARDS = {"r1_searcher": "r1_searcher_stage2"}
 
 
 def reward_of(method: str) -> str | None:
     """Return the reward that reads the rollouts of ``method``, None for a method that is not agentic."""
-    reward = REWARDS.get(method, method)
+    reward = _REWARDS.get(method, method)
     return reward if reward in METHODS else None
 
 

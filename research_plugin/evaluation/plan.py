@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from research_plugin import rewards
 from research_plugin.config import AgentConfig, PromptConfig, build_config
 from research_plugin.data.questions import read_rows
 from research_plugin.data.rows import Row, read_parquet
@@ -18,7 +19,6 @@ from research_plugin.errors import ConfigError, DataError
 from research_plugin.evaluation.agentic import reward_of
 from research_plugin.evaluation.method import METHODS, Settings, get_method
 from research_plugin.protocol import get_dialect
-from research_plugin.rewards import METHODS as REWARDS
 from research_plugin.search.settings import SearchConfig
 from research_plugin.served.options import agent_settings, prompt_identity, read_settings
 
@@ -69,7 +69,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def _agent(method: str, reward: str, values: dict[str, Any]) -> AgentConfig:
-    dialect = REWARDS[reward].dialect
+    dialect = rewards.METHODS[reward].dialect
     agent = agent_settings({"protocol": dialect.name, **values})
     if get_dialect(agent.protocol) != dialect:
         raise ConfigError(
