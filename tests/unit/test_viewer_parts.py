@@ -114,6 +114,14 @@ def test_new_records_are_found_once_when_their_line_is_whole(tmp_path: Path) -> 
         records.read(place)
 
 
+def test_a_digit_that_is_no_number_is_a_name(tmp_path: Path) -> None:
+    line = plain_rollout(1).to_line() + "\n"
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "train_².jsonl").write_text(line)
+    (tmp_path / "records" / "train_000001.jsonl").write_text(line)
+    assert [path.stem for path in RunRecords(tmp_path).files()] == ["train_²", "train_000001"]
+
+
 def test_verls_dumps_become_records(tmp_path: Path) -> None:
     output = (
         "<think> a </think> <search> who </search> <result>\nT\nMara\n</result> <think> b </think> "
