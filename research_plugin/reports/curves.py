@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs and write the three files."""
-    named = [_split_name(text) for text in args.runs]
+    # A folder's name may be no valid Unicode, which neither page nor picture can show.
+    named = [(name.encode("utf-8", "replace").decode(), path) for name, path in map(_split_name, args.runs)]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
         raise ConfigError(f"two runs are called the same: {', '.join(names)}; write NAME=FOLDER to tell them apart")

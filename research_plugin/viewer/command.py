@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build, serve or show."""
     title = args.run.resolve().stem if args.run.is_file() else args.run.resolve().name
+    title = title.encode("utf-8", "replace").decode()  # a folder's name may be no valid Unicode
     if args.serve:
         return _serve(args.run, title, args.port)
     records = RunRecords(args.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -155,6 +156,15 @@ def test_a_run_without_rollouts_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert main(["view", str(tmp_path / "metrics.jsonl")]) == 1
     assert "is no rollout record" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_runs_name_need_not_be_unicode(tmp_path: Path) -> None:
+    run = write_run(tmp_path / os.fsdecode(b"run\xff"), sample_records())
+    (run / "metrics.jsonl").write_text('{"step": 1, "data": {"critic/score/mean": 0.5}}\n')
+    assert main(["view", str(run), "--out", str(tmp_path / "viewer.html")]) == 0
+    assert "<title>run?</title>" in (tmp_path / "viewer.html").read_text()
+    pytest.importorskip("matplotlib")
+    assert main(["report", "curves", str(run), "--out", str(tmp_path)]) == 0
 
 
 def test_what_cannot_be_written_or_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
