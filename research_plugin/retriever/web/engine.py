@@ -61,15 +61,15 @@ class WebEngine:
         # httpx logs every request at INFO.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
         self._kept: dict[str, _Kept] = {}
-        self._memo = memo = Memo(settings.cache_dir, settings.cache_days)
         key = read_key("web.key_env", settings.key_env)
+        self._memo = memo = Memo(settings.cache_dir, settings.cache_days)
         pace = Pace(settings.requests_per_second)
         self._api = Api(settings.endpoint, ("X-API-KEY", ""), key, settings.key_env, settings, pace)
         self._serper = Serper(self._api, memo, settings)
         self._pages = Pages(memo, settings) if settings.fetch_pages else None
         self._summarizer = Summarizer(memo, settings) if settings.summarize_url else None
+        self._loop = asyncio.new_event_loop()  # last: what fails above leaves none open
 
     def search(self, queries: list[str], topk: int, stages: Stages = SILENT) -> list[list[Document]]:
         """Return the documents of every query: "title\\ntext", where the text is summary, page or snippet.
