@@ -1,8 +1,12 @@
-"""Puts this folder on the import path, so that tests can say ``from stubs import ...`` under importlib mode."""
+"""For all tests: this folder on the import path (``from stubs import ...``), and a Ctrl-C that reaches child processes."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+# A shell without job control starts what it puts in the background with SIGINT ignored, which children inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
