@@ -1,4 +1,4 @@
-"""For all tests: this folder on the import path (``from stubs import ...``), and a Ctrl-C that reaches child processes."""
+"""For all tests: this folder on the import path (``from stubs import ...``), and Ctrl-C for child processes."""
 
 from __future__ import annotations
 
