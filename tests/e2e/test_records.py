@@ -85,7 +85,9 @@ def test_a_recorded_mask_is_0_exactly_on_what_was_retrieved(
         assert observed == "".join(text for text, by_policy in record.segments if not by_policy)
         assert all(own or not log_prob for own, log_prob in zip(tokens.mask, tokens.log_probs, strict=True))
         assert len(record.documents) == len(record.queries)
-        assert all(document["contents"] in record.response for found in record.documents for document in found)
+        # The last search's passages may have had no room any more.
+        shown = record.documents[:-1] if record.stop_reason == "max_length" else record.documents
+        assert all(document["contents"] in record.response for found in shown for document in found)
 
 
 def test_every_metric_is_logged_for_training_and_validation(tiny_run: Path) -> None:
