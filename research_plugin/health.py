@@ -119,14 +119,17 @@ def repetition(text: str) -> float:
 
 def copied(texts: Iterable[str], results: Iterable[str]) -> float:
     """Return which share of the policy's runs of `COPIED_WORDS` words stands in a result, too."""
+    own = [text.split() for text in texts]
+    vocabulary = {word for words in own for word in words}
     known: set[tuple[str, ...]] = set()
-    for result in results:
-        known.update(_runs(result.split(), COPIED_WORDS))
-    count = found = 0
-    for words in (text.split() for text in texts):
-        count += max(0, len(words) - COPIED_WORDS + 1)
-        found += sum(map(known.__contains__, _runs(words, COPIED_WORDS)))
-    return found / count if count else 0.0
+    for words in map(str.split, results):
+        # Few results have a run of the policy's words at all; the others are not cut into runs.
+        if b"\1" * COPIED_WORDS in bytes(map(vocabulary.__contains__, words)):
+            known.update(_runs(words, COPIED_WORDS))
+    count = sum(max(0, len(words) - COPIED_WORDS + 1) for words in own)
+    if not known or not count:
+        return 0.0
+    return sum(sum(map(known.__contains__, _runs(words, COPIED_WORDS))) for words in own) / count
 
 
 def _runs(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
