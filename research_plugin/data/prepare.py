@@ -6,7 +6,6 @@ Everything is read and checked before anything is written, and files get their n
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any
 from research_plugin import __version__
 from research_plugin.data.published_sets import PUBLISHED_SETS, REPOSITORY, count_problem
 from research_plugin.data.questions import read_rows
-from research_plugin.data.rows import Row, write_parquet
+from research_plugin.data.rows import Row, file_sha256, write_parquet
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.rewards import normalise
 
@@ -138,15 +137,7 @@ def _overlaps(splits: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _facts(path: Path, rows: int) -> dict[str, Any]:
-    return {"file": str(path), "sha256": _sha256(path), "rows": rows}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+    return {"file": str(path), "sha256": file_sha256(path), "rows": rows}
 
 
 def _write(folder: Path, splits: Mapping[str, Sequence[Row]], manifest: dict[str, Any]) -> None:
@@ -159,7 +150,7 @@ def _write(folder: Path, splits: Mapping[str, Sequence[Row]], manifest: dict[str
             path = folder / f"{split}.parquet"
             finished[path] = path.with_name(f"{path.name}.{os.getpid()}.part")
             write_parquet(rows, finished[path])
-            files[path.name] = {"sha256": _sha256(finished[path]), "rows": len(rows)}
+            files[path.name] = {"sha256": file_sha256(finished[path]), "rows": len(rows)}
         path = folder / "manifest.json"
         finished[path] = path.with_name(f"{path.name}.{os.getpid()}.part")
         finished[path].write_text(json.dumps({**manifest, "files": files}, indent=2) + "\n", encoding="utf-8")

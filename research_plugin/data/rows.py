@@ -6,6 +6,7 @@ serves base and instruct models.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -94,6 +95,15 @@ def read_parquet(paths: Sequence[Path]) -> dict[str, Row]:
             if questions.setdefault(row_id, row) is not row:
                 raise DataError(f"{path}, row {number}: the id {row_id!r} came before; ids must differ over all files")
     return questions
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal, which says later whether it is still the same data."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def question_text(row: Row) -> str:

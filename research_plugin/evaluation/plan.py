@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from research_plugin import rewards
 from research_plugin.config import AgentConfig, PromptConfig, build_config
 from research_plugin.data.questions import read_rows
-from research_plugin.data.rows import Row, read_parquet
+from research_plugin.data.rows import Row, file_sha256, read_parquet
 from research_plugin.errors import ConfigError, DataError
 from research_plugin.evaluation.agentic import reward_of
 from research_plugin.evaluation.method import METHODS, Settings, get_method
@@ -129,7 +128,7 @@ def identity(
         "model": model,
         "prompt": prompt,
         "dataset": "+".join(sorted({row["data_source"] for row in rows})),
-        "dataset_sha256": hashlib.sha256(args.dataset.read_bytes()).hexdigest(),
+        "dataset_sha256": file_sha256(args.dataset),
         "questions": len(rows),
         "seed": args.seed,
         "temperature": args.temperature,

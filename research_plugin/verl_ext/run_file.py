@@ -6,7 +6,6 @@ No secrets: credentials in URLs and values of keys that name a password, token o
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.metadata
 import json
 import re
@@ -17,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from research_plugin.config import AgentConfig
+from research_plugin.data.rows import file_sha256
 from research_plugin.reports.run_card import RUN_FILE
 from research_plugin.resumable import write_json
 from research_plugin.search.expected import read_health
@@ -100,11 +100,7 @@ def _data_files(config: DictConfig) -> list[Path]:
 def _describe_file(path: Path) -> str:
     if not path.is_file():
         return "not on this machine"
-    digest = hashlib.sha256()
-    with path.open("rb") as data:
-        while block := data.read(1 << 20):
-            digest.update(block)
-    return f"sha256 {digest.hexdigest()}, {path.stat().st_size:,} bytes"
+    return f"sha256 {file_sha256(path)}, {path.stat().st_size:,} bytes"
 
 
 async def _describe_retrievers(search: SearchConfig) -> dict[str, dict[str, Any]]:
