@@ -5,11 +5,14 @@ MiniLM-L6 on one Zen 4 core: 24 % less CPU for a single query, 7 % less for batc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    Product = Callable[[torch.Tensor], torch.Tensor]
 
 _PROBE_ROWS = 4
 
@@ -25,31 +28,26 @@ def pack_linear_layers(model: torch.nn.Module) -> int:
     packed = 0
     with torch.inference_mode():
         for layer in model.modules():
-            if type(layer) is torch.nn.Linear and _is_packable(layer.weight):
-                packed += _pack(layer)
+            product = packed_product(layer.weight, layer.bias) if type(layer) is torch.nn.Linear else None
+            if product is not None:
+                layer.forward = product
+                packed += 1
     return packed
 
 
-def _is_packable(weight: torch.Tensor) -> bool:
+def packed_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product | None:
+    """``rows @ weight.T + bias`` with the weight [out, in] packed; None where it cannot be, or gives other numbers."""
     import torch
 
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-
-
-def _pack(layer: torch.nn.Linear) -> bool:
-    import torch
-
-    probe = torch.linspace(-1, 1, _PROBE_ROWS * layer.in_features, dtype=layer.weight.dtype)
-    probe = probe.reshape(_PROBE_ROWS, layer.in_features)
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return None
+    probe = torch.linspace(-1, 1, _PROBE_ROWS * weight.shape[1], dtype=weight.dtype).reshape(_PROBE_ROWS, -1)
     try:
-        weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight, None)
-        forward = partial(_linear, weight, layer.bias)
-        same = torch.equal(forward(probe), layer(probe))
+        product = partial(_linear, torch.ops.mkldnn._reorder_linear_weight(weight, None), bias)
+        same = torch.equal(product(probe), torch.nn.functional.linear(probe, weight, bias))
     except (AttributeError, RuntimeError, TypeError):
-        return False
-    if same:
-        layer.forward = forward  # type: ignore[method-assign]
-    return same
+        return None
+    return product if same else None
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor) -> Any:

@@ -1,7 +1,7 @@
-"""Exact search in PyTorch: blocked matrix products and a running top-k over vectors spread across devices.
+"""Exact search in PyTorch: matrix products and a running top-k over vectors spread across devices.
 
 No faiss-gpu, no copy of the whole index in one place: each device is given its rows in blocks from the mapped file, and
-a search needs one block of scores per device besides.
+a search needs the scores of some of them per device besides.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from research_plugin.errors import ConfigError
 from research_plugin.retriever.flat_file import map_flat
 from research_plugin.retriever.settings import IndexSettings
 from research_plugin.retriever.torch_device import pick_device, pick_dtype, use_threads
+from research_plugin.retriever.torch_shard import GPU_SCORE_BYTES, Shard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,18 +23,23 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-# A block of scores should stay in a CPU's cache, and should fill a GPU.
-_CPU_BLOCK_ROWS = 4_096
-_GPU_SCORE_BYTES = 2**28
-# Scores, what top-k needs beside them, and cuBLAS' own.
-_SCRATCH = 3 * _GPU_SCORE_BYTES
-_LOAD_BYTES = 2**28
-# float16 and bfloat16 mistake the order of close neighbours; this many more than asked for are scored again.
-_SPARE = 32
+# Scores, what choosing the best needs beside them, and cuBLAS' own.
+_SCRATCH = 3 * GPU_SCORE_BYTES
+# Rounded scores mistake the order of close neighbours; this many more than asked for are scored again in float32. If
+# that does not prove that no other row belongs there, more are, up to the second number.
+_SPARE = 16
+_MOST_CANDIDATES = 2_048
+_GROWTH = 8
+_RESCORED_FLOATS = 2**26
+_CENTRE_ROWS = 16_384
 
 
 class TorchIndex:
     """A `VectorIndex` over the vectors of a flat inner-product FAISS file, or of FlashRAG's ``emb_*.memmap``.
+
+    Exact in any dtype: float16 and bfloat16 only choose candidates, whose scores are then computed in float32 and, as
+    long as a row outside could be better, the number of candidates grows. Only where thousands of rows lie closer
+    together than rounding tells apart may one stand for another.
 
     Args:
         settings: ``path``, ``devices``, ``dtype`` and ``memory_gb``; see `IndexSettings`.
@@ -56,16 +62,19 @@ class TorchIndex:
         devices = _devices(settings.devices)
         # "auto" on a CPU is float32: the mapped file itself, no copy.
         cpu = settings.dtype == "auto" and devices[0].type == "cpu"
-        self._dtype = pick_dtype("float32" if cpu else settings.dtype, devices[0])
-        _check_fit(settings, self.size, self.dimension, self._dtype, devices)
+        dtype = pick_dtype("float32" if cpu else settings.dtype, devices[0])
+        _check_fit(settings, self.size, self.dimension, dtype, devices)
+        self._exact = dtype == torch.float32
+        use_threads(threads)
+        self._centre = torch.zeros(self.dimension) if self._exact else _mean(self._vectors)
         cuts = [self.size * i // len(devices) for i in range(len(devices) + 1)]
         self._shards = [
-            (first, _load(self._vectors[first:last], self._dtype, device))
+            Shard(self._vectors[first:last], first, device, dtype, None if self._exact else self._centre)
             for first, last, device in zip(cuts, cuts[1:], devices, strict=False)
+            if last > first
         ]
         names = ", ".join(str(device) for device in devices)
-        self.kind = f"torch {str(self._dtype).removeprefix('torch.')} on {names}"
-        self._exact = self._dtype == torch.float32
+        self.kind = f"torch {str(dtype).removeprefix('torch.')} on {names}"
 
     def search(
         self, vectors: npt.NDArray[np.float32], topk: int
@@ -75,18 +84,11 @@ class TorchIndex:
         import torch
 
         use_threads(self._threads)
-        count = min(topk if self._exact else topk + _SPARE, self.size)
+        found = min(topk, self.size)
         with torch.inference_mode():
             queries = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-            # All devices are given their work before the first is waited for.
-            found = [_best(queries, first, shard, count) for first, shard in self._shards]
-            scores = torch.cat([part.cpu() for part, _ in found], dim=1)
-            rows = torch.cat([part.cpu() for _, part in found], dim=1)
-            if not self._exact:
-                scores, rows = self._score_again(queries, scores, rows, count)
-            scores, places = scores.topk(min(topk, scores.shape[1]), dim=1)
-            rows = rows.gather(1, places)
-        missing = ((0, 0), (0, topk - rows.shape[1]))
+            scores, rows = self._candidates(queries, found) if self._exact else self._proven(queries, found)
+        missing = ((0, 0), (0, topk - found))
         padded = np.pad(scores.numpy(), missing, constant_values=-np.inf)
         return padded, np.pad(rows.numpy(), missing, constant_values=-1)
 
@@ -99,15 +101,56 @@ class TorchIndex:
     def close(self) -> None:
         self._shards = []
 
-    def _score_again(
-        self, queries: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the best ``count`` of all shards and score them in float32 from the mapped file."""
+    def _candidates(self, queries: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores and rows [n, count] of all shards, best first."""
         import torch
 
-        rows = rows.gather(1, scores.topk(count, dim=1).indices)
-        vectors = torch.from_numpy(self._vectors[rows.numpy()])
-        return torch.einsum("nd,nkd->nk", queries, vectors), rows
+        # All devices are given their work before the first is waited for.
+        found = [shard.best(queries, count) for shard in self._shards]
+        scores, places = torch.cat([part.cpu() for part, _ in found], dim=1).topk(count, dim=1)
+        return scores, torch.cat([part.cpu() for _, part in found], dim=1).gather(1, places)
+
+    def _proven(self, queries: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """True scores and rows [n, topk], best first, from as many candidates as it takes to be sure."""
+        count = topk + _SPARE
+        scores, rows, sure = self._score_again(queries, topk, count)
+        while not sure.all() and count < min(self.size, _MOST_CANDIDATES):
+            count *= _GROWTH
+            open_ = (~sure).nonzero()[:, 0]
+            scores[open_], rows[open_], sure[open_] = self._score_again(queries[open_], topk, count)
+        return scores, rows
+
+    def _score_again(
+        self, queries: torch.Tensor, topk: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Score ``count`` candidates in float32; the last result tells for which queries no other row can be better."""
+        import torch
+
+        count = min(count, self.size)
+        rounded, rows = self._candidates(queries, count)
+        step = max(1, _RESCORED_FLOATS // (count * self.dimension))
+        parts = [slice(start, start + step) for start in range(0, len(queries), step)]
+        true = torch.cat([self._true_scores(queries[part], rows[part]) for part in parts])
+        scores, places = true.topk(topk, dim=1)
+        rows = rows.gather(1, places)
+        if count == self.size:
+            return scores, rows, torch.ones(len(queries), dtype=torch.bool)
+        last = rounded[:, -1]
+        margin = torch.stack([shard.most_below(queries, last) for shard in self._shards]).amax(0)
+        return scores, rows, scores[:, -1] >= queries @ self._centre + last + margin
+
+    def _true_scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.einsum("nd,nkd->nk", queries, torch.from_numpy(self._vectors[rows.numpy()]))
+
+
+def _mean(vectors: npt.NDArray[np.float32]) -> torch.Tensor:
+    """Mean of some rows from all over the file; any point near it would do."""
+    import torch
+
+    step = -(-len(vectors) // _CENTRE_ROWS)
+    return torch.from_numpy(vectors[::step]).mean(0)
 
 
 def _devices(names: Sequence[str]) -> list[torch.device]:
@@ -117,51 +160,6 @@ def _devices(names: Sequence[str]) -> list[torch.device]:
     if not names:
         names = [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
     return [pick_device(name) for name in names]
-
-
-def _best(queries: torch.Tensor, first: int, shard: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores and rows [n, min(count, rows)] of one shard, best first, on its device."""
-    import torch
-
-    queries = queries.to(shard.device, shard.dtype, non_blocking=True)
-    step = _CPU_BLOCK_ROWS if shard.device.type == "cpu" else max(1, _GPU_SCORE_BYTES // (4 * len(queries)))
-    scores = torch.empty((len(queries), 0), device=shard.device)
-    rows = torch.empty((len(queries), 0), dtype=torch.long, device=shard.device)
-    for start in range(0, len(shard), step):
-        block = _scores(queries, shard[start : start + step])
-        best, places = block.topk(min(count, block.shape[1]), dim=1)
-        scores, rows = torch.cat((scores, best), dim=1), torch.cat((rows, places + (first + start)), dim=1)
-        scores, places = scores.topk(min(count, scores.shape[1]), dim=1)
-        rows = rows.gather(1, places)
-    return scores, rows
-
-
-def _scores(queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Inner products [n, rows] in float32.
-
-    A float16 product of E5 vectors (all near 0.8) would be rounded to steps of 0.0005, a bfloat16 one to 0.004: too
-    coarse to tell neighbours apart, so the GPU is asked to hand out what it summed up in float32.
-    """
-    import torch
-
-    if block.dtype != torch.float32 and block.device.type == "cuda":
-        return torch.mm(queries, block.T, out_dtype=torch.float32)
-    return (queries @ block.T).float()
-
-
-def _load(rows: npt.NDArray[np.float32], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Bring rows to a device in blocks; float32 on the CPU stays the mapped file itself."""
-    import torch
-    from tqdm import tqdm
-
-    if device.type == "cpu" and dtype == torch.float32:
-        return torch.from_numpy(rows)
-    shard = torch.empty(rows.shape, dtype=dtype, device=device)
-    step = max(1, _LOAD_BYTES // (4 * rows.shape[1]))
-    hidden = len(rows) <= 8 * step
-    for start in tqdm(range(0, len(rows), step), desc=f"vectors to {device}", unit="block", disable=hidden):
-        shard[start : start + step] = torch.from_numpy(rows[start : start + step]).to(device).to(dtype)
-    return shard
 
 
 def _check_fit(

@@ -312,48 +312,6 @@ def test_an_effort_that_the_index_does_not_have_is_refused(
         FaissIndex(IndexSettings(path=str(small.index(spec)), **option))
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu"] * 3])
-@pytest.mark.parametrize("count", [1, 7, 200])
-def test_torch_finds_what_flat_finds(
-    dense_world: DenseWorld, monkeypatch: pytest.MonkeyPatch, devices: list[str], count: int
-) -> None:
-    monkeypatch.setattr("research_plugin.retriever.torch_index._CPU_BLOCK_ROWS", 700)
-    flat, path = FaissIndex(IndexSettings(path=str(dense_world.index))), str(dense_world.index)
-    vectors = flat.stored(range(0, 100 * count, 100))
-    assert vectors is not None
-    expected_scores, expected_rows = flat.search(vectors, 10)
-    for dtype in ("float32", "bfloat16"):
-        index = TorchIndex(IndexSettings(path=path, devices=devices, dtype=dtype))
-        scores, rows = index.search(vectors, 10)
-        np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
-        # Neighbours whose scores differ by less than rounding may change places.
-        different = rows != expected_rows
-        assert (abs(scores - expected_scores)[different] < 1e-6).all()
-        assert different.mean() < 0.01
-
-
-def test_torch_says_what_is_missing_and_reads_a_memmap(small: Small, tmp_path: Path) -> None:
-    path = tmp_path / "emb_e5.memmap"
-    small.vectors.tofile(path)
-    index = TorchIndex(IndexSettings(path=str(path), devices=["cpu", "cpu"]), dimension=384)
-    scores, rows = index.search(small.vectors[:2], _SMALL + 3)
-    assert sorted(rows[0]) == [-1, -1, -1, *range(_SMALL)]
-    assert rows[:, -3:].tolist() == [[-1] * 3] * 2
-    assert (np.diff(scores[:, :_SMALL], axis=1) <= 0).all()
-    with pytest.raises(DataError, match="no whole number of float32 vectors of 385"):
-        TorchIndex(IndexSettings(path=str(path)), dimension=385)
-    with pytest.raises(DataError, match="is no flat inner-product index"):
-        TorchIndex(IndexSettings(path=str(small.index("IVF8,Flat"))))
-
-
-def test_vectors_that_do_not_fit_are_refused_before_they_are_loaded(small: Small) -> None:
-    needed = _SMALL * 384 * 2 / 1e9
-    settings = IndexSettings(path=str(small.index()), dtype="bfloat16", memory_gb=needed / 3.5)
-    with pytest.raises(ConfigError, match="4 such devices would do"):
-        TorchIndex(settings)
-    TorchIndex(replace(settings, memory_gb=needed * 1.01))
-
-
 # Engine
 
 
