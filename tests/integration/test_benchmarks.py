@@ -166,6 +166,7 @@ def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(retriever, "FILES", {"exact": "minilm_Flat.index", "ann": "minilm_IVF8,Flat.index"})
+    monkeypatch.setattr(retriever, "NPROBE", 4)
     monkeypatch.setattr(retriever, "CLIENTS", (4,))
     monkeypatch.setattr(retriever, "BATCHES", (8,))
     monkeypatch.setattr(retriever, "QUERIES", 4_000)
@@ -184,6 +185,6 @@ def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     better = {"qps": 60.0, "p99_ms": 5.0, "server_cpu_ms": 4.0, "health_p99_ms": 2.0}
     cell = {"baseline": figures, "baseline bf16": figures, "ours": better}
     made_up = dict.fromkeys(("64 clients", "256 clients", "batch 8"), cell)
-    found = retriever.ratios(made_up, limit_qps=80.0)
+    found = retriever.ratios(made_up, limit_qps=80.0, own_qps=100.0)
     assert (found["qps_ratio_64"], found["p99_ratio_256"], found["cpu_ms_ratio_64"]) == (6.0, 10.0, 5.0)
-    assert (found["fraction_of_limit"], found["health_p99_ms"]) == (0.75, 2.0)
+    assert (found["fraction_of_limit"], found["fraction_of_own_limit"], found["health_p99_ms"]) == (0.75, 0.6, 2.0)
