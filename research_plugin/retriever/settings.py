@@ -57,8 +57,8 @@ class IndexSettings:
     devices: list[str] = field(default_factory=list)
     """torch: where the shards live, such as ["cuda:0", "cuda:1"]; empty: every GPU, or the CPU."""
     dtype: str = "auto"
-    """torch: "float32", "float16" or "bfloat16"; "auto": float16 on a GPU, float32 on the CPU. Below float32, the best
-    rows are scored again in float32."""
+    """torch: "float32", "float16" or "bfloat16"; "auto": float16 on a GPU, float32 on the CPU. The results are those of
+    float32 in any; on a CPU that multiplies it in hardware, bfloat16 is the fastest, for a copy of half the size."""
     memory_gb: float | None = None
     """torch: most memory per device for vectors and scratch; None: what is free, less a tenth."""
 

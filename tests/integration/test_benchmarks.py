@@ -168,6 +168,7 @@ def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(retriever, "FILES", {"exact": "minilm_Flat.index", "ann": "minilm_IVF8,Flat.index"})
     monkeypatch.setattr(retriever, "NPROBE", 4)
     monkeypatch.setattr(retriever, "CLIENTS", (4,))
+    monkeypatch.setattr(retriever, "ROUNDS", {4: 2})
     monkeypatch.setattr(retriever, "BATCHES", (8,))
     monkeypatch.setattr(retriever, "QUERIES", 4_000)
     monkeypatch.setattr(retriever, "LIMIT_QUERIES", 16)
@@ -176,7 +177,7 @@ def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert limits["exact"]["recall_at_5"] == 1.0 >= limits["ann"]["recall_at_5"] > 0
     cells = retriever.measure_servers(tmp_path, "ann", 0.5)
     assert {name: sorted(servers) for name, servers in cells.items()} == {
-        name: ["baseline", "baseline bf16", "ours"] for name in ("4 clients", "batch 8")
+        name: ["baseline", "baseline bf16", "flat baseline", "ours"] for name in ("4 clients", "batch 8")
     }
     assert all(server["failed"] == 0 < server["qps"] for servers in cells.values() for server in servers.values())
 
@@ -188,3 +189,11 @@ def test_retriever_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = retriever.ratios(made_up, limit_qps=80.0, own_qps=100.0)
     assert (found["qps_ratio_64"], found["p99_ratio_256"], found["cpu_ms_ratio_64"]) == (6.0, 10.0, 5.0)
     assert (found["fraction_of_limit"], found["fraction_of_own_limit"], found["health_p99_ms"]) == (0.75, 0.6, 2.0)
+    assert retriever.mean_of([figures, better])["qps"] == 35.0
+    for cell_of_ann in made_up.values():
+        cell_of_ann["flat baseline"] = {**figures, "qps": 5.0}
+    over_flat = retriever.ann_over_flat(made_up)
+    assert (over_flat["qps_ratio_over_flat_baseline_64"], over_flat["cpu_ms_ratio_over_flat_baseline_256"]) == (
+        12.0,
+        5.0,
+    )
