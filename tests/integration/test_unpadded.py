@@ -70,8 +70,9 @@ def test_the_encoder_of_a_cross_encoder_is_found() -> None:
     assert unpadded.remove_padding(model) == 0  # nothing is left to do
 
 
-def test_a_decoder_stays() -> None:
-    model = make("Bert", is_decoder=True)
+@pytest.mark.parametrize("changes", [{"is_decoder": True}, {"attn_implementation": "eager"}], ids=["decoder", "eager"])
+def test_an_encoder_with_another_mask_stays(changes: dict[str, Any]) -> None:
+    model = make("Bert", **changes)
     assert unpadded.remove_padding(model) == 0
     assert len(model.encoder.layer) == 3
 
