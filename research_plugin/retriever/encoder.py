@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from research_plugin.document import without_surrogates
 from research_plugin.errors import ConfigError, SearchError
+from research_plugin.retriever.packed_linear import pack_linear_layers
 from research_plugin.retriever.settings import EncoderSettings
 from research_plugin.retriever.torch_device import pick_device, pick_dtype, use_threads
 from research_plugin.retriever.unpadded import speed_up
@@ -215,7 +216,8 @@ class _SentenceTransformer:
             self._model = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
         except Exception as error:  # OSError, ValueError, KeyError, SafetensorError, ...: whatever the files provoke
             raise _not_loaded(path, error) from error
-        speed_up(self._model)
+        # Its modules may want what the layers in between compute, so these stay.
+        pack_linear_layers(self._model)
         _check_lengths(settings, self._model.tokenizer)
         self._batch_tokens = settings.batch_tokens
         if self.device.type == "cpu":

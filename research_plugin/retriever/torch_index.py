@@ -26,10 +26,9 @@ _log = logging.getLogger(__name__)
 # Scores, what choosing the best needs beside them, and cuBLAS' own.
 _SCRATCH = 3 * GPU_SCORE_BYTES
 # Rounded scores mistake the order of close neighbours; this many more than asked for are scored again in float32. If
-# that does not prove that no other row belongs there, more are, up to the second number.
+# that does not prove that no other row belongs there, so many times more are.
 _SPARE = 16
-_MOST_CANDIDATES = 2_048
-_GROWTH = 8
+_GROWTH = (1, 8, 64)
 _RESCORED_FLOATS = 2**26
 _CENTRE_ROWS = 16_384
 
@@ -38,8 +37,8 @@ class TorchIndex:
     """A `VectorIndex` over the vectors of a flat inner-product FAISS file, or of FlashRAG's ``emb_*.memmap``.
 
     Exact in any dtype: float16 and bfloat16 only choose candidates, whose scores are then computed in float32 and, as
-    long as a row outside could be better, the number of candidates grows. Only where thousands of rows lie closer
-    together than rounding tells apart may one stand for another.
+    long as a row outside could be better, the number of candidates grows, to 64 times its start. Only where more rows
+    than that lie closer together than rounding tells apart may one stand for another.
 
     Args:
         settings: ``path``, ``devices``, ``dtype`` and ``memory_gb``; see `IndexSettings`.
@@ -85,6 +84,8 @@ class TorchIndex:
 
         use_threads(self._threads)
         found = min(topk, self.size)
+        if not len(vectors):
+            return np.zeros((0, topk), np.float32), np.zeros((0, topk), np.int64)
         with torch.inference_mode():
             queries = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
             scores, rows = self._candidates(queries, found) if self._exact else self._proven(queries, found)
@@ -112,13 +113,20 @@ class TorchIndex:
 
     def _proven(self, queries: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """True scores and rows [n, topk], best first, from as many candidates as it takes to be sure."""
-        count = topk + _SPARE
-        scores, rows, sure = self._score_again(queries, topk, count)
-        while not sure.all() and count < min(self.size, _MOST_CANDIDATES):
-            count *= _GROWTH
-            open_ = (~sure).nonzero()[:, 0]
-            scores[open_], rows[open_], sure[open_] = self._score_again(queries[open_], topk, count)
-        return scores, rows
+        import torch
+
+        # Numbers up to 1: the size of a query means nothing to the order, but something to float16.
+        sizes = queries.abs().amax(1, keepdim=True)
+        queries = queries / sizes.clamp_min(torch.finfo(torch.float32).tiny)
+        scores, rows = torch.empty(len(queries), topk), torch.empty(len(queries), topk, dtype=torch.long)
+        open_ = torch.arange(len(queries))
+        for growth in _GROWTH:
+            count = min(growth * (topk + _SPARE), self.size)
+            scores[open_], rows[open_], sure = self._score_again(queries[open_], topk, count)
+            open_ = open_[~sure]
+            if not len(open_) or count == self.size:
+                break
+        return scores * sizes, rows
 
     def _score_again(
         self, queries: torch.Tensor, topk: int, count: int
@@ -126,7 +134,6 @@ class TorchIndex:
         """Score ``count`` candidates in float32; the last result tells for which queries no other row can be better."""
         import torch
 
-        count = min(count, self.size)
         rounded, rows = self._candidates(queries, count)
         step = max(1, _RESCORED_FLOATS // (count * self.dimension))
         parts = [slice(start, start + step) for start in range(0, len(queries), step)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from research_plugin.errors import ConfigError
 from research_plugin.retriever.packed_linear import packed_product
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _CPU_SCORE_BYTES = 2**26
 # Scores of 8,192 rows and some dozens of queries stay in a CPU's cache while they are computed. Steps are whole blocks.
 _BLOCK_ROWS = 8_192
 _GPU_LOAD_BYTES = 2**28
+# Rounding takes 0.004 of a number in bfloat16, 0.0005 in float16; more means numbers beyond the format's range.
+_COARSEST = 0.01
 # Rows whose maximum is looked at first, see `top`.
 _GROUP = 32
 
@@ -35,6 +38,9 @@ class Shard:
         first: number of the first of them in the index.
         dtype: to round to. float32 on the CPU stays the mapped file itself.
         centre: float32 [d], the same for all shards of an index; None: zero.
+
+    Raises:
+        ConfigError: the rows hold infinities or NaN, or are too large or too small for the dtype.
     """
 
     def __init__(
@@ -64,12 +70,18 @@ class Shard:
         for start in tqdm(range(0, len(rows), step), desc=f"vectors to {device}", unit="block", disable=hidden):
             exact = torch.from_numpy(rows[start : start + step]).to(device) - centre.to(device)
             rounded = exact.to(dtype)
-            self._radius = max(self._radius, float(exact.norm(dim=1).max()))
-            self._error = max(self._error, float((exact - rounded.float()).norm(dim=1).max()))
+            # max() of Python's would lose NaN.
+            self._radius = float(exact.norm(dim=1).max().clamp_min(self._radius))
+            self._error = float((exact - rounded.float()).norm(dim=1).max().clamp_min(self._error))
             if self._vectors is not None:
                 self._vectors[start : start + step] = rounded
             else:
                 self._products.append(packed_product(rounded) or partial(_product, rounded))
+        if not self._error <= _COARSEST * self._radius:
+            raise ConfigError(
+                f"index.dtype={str(dtype).removeprefix('torch.')}: cannot hold vectors as long as {self._radius:.3g} "
+                f"(rounding takes {self._error:.3g} of them); set index.dtype=float32"
+            )
 
     def best(self, queries: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores, less that of the centre, and rows [n, min(count, rows)] for float32 [n, d]; in any order."""
@@ -96,9 +108,10 @@ class Shard:
         vectors_off = rounded.norm(dim=1) * self._error
         # Sums are made in float32, of d products.
         sums_off = rounded.norm(dim=1) * self._radius * queries.shape[1] * torch.finfo(torch.float32).eps
-        # The CPU rounds the sum once more.
-        step = torch.finfo(self._dtype).eps / 2 if self._device.type == "cpu" else 0.0
-        off: torch.Tensor = queries_off + vectors_off + sums_off + scores.abs() * step
+        off: torch.Tensor = queries_off + vectors_off + sums_off
+        if self._device.type == "cpu":  # rounds the sum once more
+            numbers = torch.finfo(self._dtype)
+            off += scores.abs().clamp_min(numbers.tiny) * (numbers.eps / 2)
         return off
 
     def _scores(self, queries: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -22,7 +22,10 @@ _PROBE = ((1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 0, 0), (0, 0, 1, 1, 1, 1))
 
 
 def speed_up(model: torch.nn.Module) -> None:
-    """Make a model faster on the CPU, for inference only: `remove_padding`, then `pack_linear_layers` for the rest."""
+    """Make a model faster on the CPU: `remove_padding`, then `pack_linear_layers` for the rest.
+
+    It is for inference from now on: not to be saved, moved, cast or asked for hidden states or attentions.
+    """
     remove_padding(model)
     pack_linear_layers(model)
 
@@ -30,8 +33,8 @@ def speed_up(model: torch.nn.Module) -> None:
 def remove_padding(model: torch.nn.Module) -> int:
     """Give the BERT-like encoders in a model `UnpaddedLayers` instead of their own; return their number.
 
-    An encoder stays as it is on a GPU, where it is a decoder or has attention other than torch's own, or if the new
-    output has a cosine below 0.999 with its own.
+    An encoder stays as it is on a GPU, where it is a decoder, has attention other than torch's own or hands out what
+    its layers compute, or if the new output has a cosine below 0.999 with its own.
     """
     import torch
 
@@ -58,9 +61,12 @@ class UnpaddedLayers:
         self._layers, self._output = [_Layer(layer) for layer in layers], output
 
     def __call__(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **unused: Any) -> Any:
-        """``hidden_states`` [n, length, width]; ``attention_mask`` bool [n, 1, length, length], None: no padding."""
+        """``hidden_states`` [n, length, width]; ``attention_mask`` bool [n, 1, length, length], every row of it alike:
+        the real tokens of a text. None: no padding."""
         import torch
 
+        if asked := [name for name, value in unused.items() if name.startswith("output_") and value]:
+            raise ValueError(f"{', '.join(asked)}: the layers were replaced, and hand out nothing in between")
         texts, length, width = hidden_states.shape
         rows = hidden_states.reshape(-1, width)
         if attention_mask is None:
@@ -114,10 +120,11 @@ class _Layer:
 def _layers_of(encoder: Any) -> UnpaddedLayers | None:
     import torch
 
-    weight, config = next(encoder.parameters(), None), encoder.config
-    if weight is None or weight.device.type != "cpu" or config.is_decoder:
+    weight, config = next(encoder.parameters(), None), getattr(encoder, "config", None)
+    if weight is None or weight.device.type != "cpu" or config is None or config.is_decoder:
         return None
-    if config._attn_implementation != "sdpa":  # the mask would be of another kind
+    # Attention of another kind has a mask of another kind; what is handed out is caught from the library's own layers.
+    if config._attn_implementation != "sdpa" or config.output_hidden_states:
         return None
     mask = torch.tensor(_PROBE, dtype=torch.bool)
     hidden = torch.linspace(-1, 1, mask.numel() * config.hidden_size).mul(1e3).sin()
@@ -127,7 +134,7 @@ def _layers_of(encoder: Any) -> UnpaddedLayers | None:
         wanted = encoder(hidden, attention_mask=wide)
         layers = UnpaddedLayers(encoder.layer, type(wanted))
         found = layers(hidden, attention_mask=wide)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # another structure than the one known
+    except Exception:  # whatever another structure than the one known provokes
         return None
     rows, wanted_rows = (output.last_hidden_state[mask].float() for output in (found, wanted))
     cosines = torch.nn.functional.cosine_similarity(rows, wanted_rows, dim=-1)

@@ -110,11 +110,56 @@ def test_candidates_grow_only_for_the_queries_that_need_it(make: Any, monkeypatc
 
 
 def test_thousands_of_equal_rows_end_the_growth(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_index, "_MOST_CANDIDATES", 100)
+    monkeypatch.setattr(torch_index, "_GROWTH", (1, 8))
     settings, vectors = make(doubled)
     scores, rows = TorchIndex(replace(settings, dtype="bfloat16")).search(vectors[:1], 5)
     np.testing.assert_allclose(scores, 1, atol=1e-5)
     assert len(set(rows[0].tolist())) == 5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("scale", [1e-25, 1e6])
+def test_the_length_of_a_query_does_not_matter(make: Any, dtype: str, scale: float) -> None:
+    settings, vectors = make(spread)
+    index = TorchIndex(replace(settings, dtype=dtype))
+    scores, rows = index.search(np.float32(scale) * vectors[:5], 7)
+    once, same_rows = index.search(vectors[:5], 7)
+    np.testing.assert_array_equal(rows, same_rows)
+    np.testing.assert_allclose(scores, scale * once, rtol=1e-5)
+    assert index.search(np.zeros((1, _DIMENSION), np.float32), 3)[0].tolist() == [[0.0] * 3]
+
+
+@pytest.mark.parametrize("topk", [2_100, 2_990, 3_000])
+def test_most_of_the_rows_may_be_asked_for(make: Any, topk: int) -> None:
+    settings, vectors = make(spread)
+    scores, _ = TorchIndex(replace(settings, dtype="bfloat16")).search(vectors[:5], topk)
+    true = vectors[:5].astype(np.float64) @ vectors.astype(np.float64).T
+    np.testing.assert_allclose(scores, -np.sort(-true, axis=1)[:, :topk], atol=1e-5)
+
+
+def test_no_queries_find_nothing(make: Any) -> None:
+    settings, vectors = make(spread)
+    for dtype in _DTYPES:
+        scores, rows = TorchIndex(replace(settings, dtype=dtype)).search(vectors[:0], 5)
+        assert scores.shape == rows.shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6, 1e-8])
+def test_what_a_dtype_cannot_hold_is_refused(make: Any, dtype: str, value: float) -> None:
+    settings, vectors = make(spread)
+    changed = vectors.copy()
+    if np.isfinite(value):
+        changed *= value
+    else:
+        changed[1_501, 3] = value
+    write_flat(changed, Path(settings.path))
+    settings = replace(settings, dtype=dtype)
+    if dtype == "bfloat16" and np.isfinite(value):
+        assert TorchIndex(settings).search(vectors[:9], 1)[1][:, 0].tolist() == list(range(9))
+        return
+    with pytest.raises(ConfigError, match=rf"index.dtype={dtype}: cannot hold vectors .*set index.dtype=float32"):
+        TorchIndex(settings)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -146,15 +191,17 @@ _ONES, _SIGNS = [1.0] * 8, [1.5, -1.5] * 4
         ([sign + _LOST for sign in _SIGNS], _ONES, 8 * _LOST),
         (_ONES, [sign + _LOST for sign in _SIGNS], 8 * _LOST),
         ([1.0, 1.0], [256.0, 1.0], 1.0),
+        ([2.0**-13], [2.375 * 2.0**-11], 0.375 * 2.0**-24),
     ],
-    ids=["query", "row", "product"],
+    ids=["query", "row", "product", "small product"],
 )
 def test_each_way_to_be_off_is_counted(query: list[float], row: list[float], off: float) -> None:
     rows, queries = np.array([row], np.float32), torch.tensor([query])
-    shard = torch_shard.Shard(rows, 0, torch.device("cpu"), torch.bfloat16, None)
+    dtype = torch.float16 if off < 1e-6 else torch.bfloat16
+    shard = torch_shard.Shard(rows, 0, torch.device("cpu"), dtype, None)
     score = shard.best(queries, 1)[0][:, 0]
     assert np.dot(query, row) - float(score) == pytest.approx(off)
-    assert off <= float(shard.most_below(queries, score)) < 1.1 * off
+    assert off <= float(shard.most_below(queries, score)) < 1.4 * off
 
 
 @pytest.mark.parametrize("columns", [1, 31, 32, 640, 1_000, 4_096, 4_099])

@@ -70,8 +70,16 @@ def test_the_encoder_of_a_cross_encoder_is_found() -> None:
     assert unpadded.remove_padding(model) == 0  # nothing is left to do
 
 
-@pytest.mark.parametrize("changes", [{"is_decoder": True}, {"attn_implementation": "eager"}], ids=["decoder", "eager"])
-def test_an_encoder_with_another_mask_stays(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_decoder": True},
+        {"attn_implementation": "eager"},
+        {"output_hidden_states": True},
+    ],
+    ids=["decoder", "eager", "states"],
+)
+def test_an_encoder_of_which_more_is_wanted_stays(changes: dict[str, Any]) -> None:
     model = make("Bert", **changes)
     assert unpadded.remove_padding(model) == 0
     assert len(model.encoder.layer) == 3
@@ -93,6 +101,13 @@ def test_an_encoder_of_another_making_stays(fault: str) -> None:
     before = len(model.encoder.layer)
     assert unpadded.remove_padding(model) == 0
     assert len(model.encoder.layer) == before == 3
+
+
+def test_layers_that_are_gone_are_not_silently_missing() -> None:
+    model = make("Bert")
+    assert unpadded.remove_padding(model) == 1
+    with pytest.raises(ValueError, match="output_hidden_states: the layers were replaced"):
+        model(input_ids=torch.ones(1, 3, dtype=torch.long), output_hidden_states=True)
 
 
 def test_a_mask_of_another_kind_is_refused() -> None:
