@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
     parser.add_argument("--data", type=Path, default=Path("runs/benchmark_retriever"), help="default: %(default)s")
     parser.add_argument("--rows", type=int, default=ROWS, help="passages (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of load per cell (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of load per cell (default: %(default)s)")
     args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     # Without a handler SIGTERM, which `timeout` sends, would end this process and leave the servers behind.

@@ -53,9 +53,8 @@ def test_r1_searcher_trains_with_merged_adapters(tmp_path: Path) -> None:
     first, second = (row for row in metrics if "actor/grad_norm" in row)
     # Merged weights travel in bfloat16 (workers/engine/fsdp/transformer_impl.py, _merged_lora_per_tensor_param).
     assert max(row["training/rollout_probs_diff_mean"] for row in (first, second)) < 0.003
-    assert first["actor/grad_norm"] > 0
     for row in (first, second):
-        # Rollouts that all score the same teach nothing; after the first step that happens now and then.
+        # Rollouts that all score the same teach nothing, which happens: nine of ten score 0.5, after one step all may.
         assert (row["actor/grad_norm"] > 0) == (row["critic/score/max"] > row["critic/score/min"])
         assert min(row["rollout/generated_tokens/mean"], row["rollout/retrieved_tokens/mean"]) > 0
 
