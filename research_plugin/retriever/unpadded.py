@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # One structure under three names (transformers 5.10, models/*/modeling_*.py).
 _ENCODERS = ("BertEncoder", "RobertaEncoder", "XLMRobertaEncoder")
 _SAME = 0.999
+_STEP = 32
 _PROBE = ((1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 0, 0), (0, 0, 1, 1, 1, 1))
 
 
@@ -69,16 +70,20 @@ class UnpaddedLayers:
             raise ValueError(f"{', '.join(asked)}: the layers were replaced, and hand out nothing in between")
         texts, length, width = hidden_states.shape
         rows = hidden_states.reshape(-1, width)
-        if attention_mask is None:
+        if attention_mask is None and _round_up(len(rows)) == len(rows):
             for layer in self._layers:
                 rows = layer.finish(layer.attend(layer.parts(rows), texts, None), rows)
         else:
-            if attention_mask.dtype != torch.bool:
+            if attention_mask is None:
+                places = tokens = torch.arange(len(rows))
+            elif attention_mask.dtype != torch.bool:
                 raise TypeError(f"attention_mask is {attention_mask.dtype}; expected torch.bool")
-            real = attention_mask[:, 0, 0].reshape(-1)
-            places = real.nonzero()[:, 0]
-            # For every place a token to stand there, which is masked where it is padding.
-            tokens = (real.cumsum(0) - 1).clamp_(min=0)
+            else:
+                real = attention_mask[:, 0, 0].reshape(-1)
+                places = real.nonzero()[:, 0]
+                # For every place a token to stand there, which is masked where it is padding.
+                tokens = (real.cumsum(0) - 1).clamp_(min=0)
+            places = torch.cat((places, places[:1].expand(_round_up(len(places)) - len(places))))
             rows = rows[places]
             for layer in self._layers:
                 rows = layer.finish(layer.attend(layer.parts(rows)[tokens], texts, attention_mask)[places], rows)
@@ -139,6 +144,11 @@ def _layers_of(encoder: Any) -> UnpaddedLayers | None:
     rows, wanted_rows = (output.last_hidden_state[mask].float() for output in (found, wanted))
     cosines = torch.nn.functional.cosine_similarity(rows, wanted_rows, dim=-1)
     return layers if float(cosines.min()) >= _SAME else None
+
+
+def _round_up(rows: int) -> int:
+    """The number of rows to multiply: oneDNN builds code for each number anew, and keeps it, up to a megabyte each."""
+    return rows if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 
 def _dense(layer: torch.nn.Linear) -> Any:

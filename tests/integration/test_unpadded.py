@@ -15,6 +15,9 @@ _KINDS = ["Bert", "Roberta", "XLMRoberta"]
 _RIGHT = [[1] * 9, [1] * 4 + [0] * 5, [1] + [0] * 8]
 _LEFT = [[0] * 3 + [1] * 6, [1] * 9]
 _NONE = [[1] * 9] * 2
+# More than 32 tokens, and no multiple of it.
+_MANY = [[1] * length + [0] * (9 - length) for length in (9, 8, 7, 6, 5, 4, 3)]
+_MANY_NONE = [[1] * 9] * 5
 
 
 def make(kind: str, dtype: Any = torch.float32, **changes: Any) -> Any:
@@ -44,7 +47,9 @@ def run(model: Any, mask: list[list[int]]) -> Any:
         return model(input_ids=ids, attention_mask=mask_tensor)
 
 
-@pytest.mark.parametrize("mask", [_RIGHT, _LEFT, _NONE], ids=["right", "left", "none"])
+@pytest.mark.parametrize(
+    "mask", [_RIGHT, _LEFT, _NONE, _MANY, _MANY_NONE], ids=["right", "left", "none", "many", "many none"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", _KINDS)
 def test_real_tokens_get_the_same_numbers(kind: str, dtype: Any, mask: list[list[int]]) -> None:
@@ -58,6 +63,23 @@ def test_real_tokens_get_the_same_numbers(kind: str, dtype: Any, mask: list[list
     if mask is not _LEFT:
         torch.testing.assert_close(after.pooler_output, before.pooler_output, atol=tolerance, rtol=tolerance)
     assert after.last_hidden_state.isfinite().all()
+
+
+def test_few_numbers_of_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps code for each number of rows that it ever saw."""
+    seen, finish = set(), unpadded._Layer.finish
+
+    def spy(self: Any, attended: Any, tokens: Any) -> Any:
+        seen.add(len(tokens))
+        return finish(self, attended, tokens)
+
+    model = make("Bert")
+    assert unpadded.remove_padding(model) == 1
+    monkeypatch.setattr(unpadded._Layer, "finish", spy)
+    for texts in range(4, 15):
+        run(model, [[1] * 9, *[[1] * 8 + [0]] * (texts - 1)])
+        run(model, [[1] * 9] * texts)
+    assert seen == {64, 96, 128}
 
 
 def test_the_encoder_of_a_cross_encoder_is_found() -> None:
