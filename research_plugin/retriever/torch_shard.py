@@ -20,6 +20,7 @@ _CPU_SCORE_BYTES = 2**26
 # Scores of 8,192 rows and some dozens of queries stay in a CPU's cache while they are computed. Steps are whole blocks.
 _BLOCK_ROWS = 8_192
 _GPU_LOAD_BYTES = 2**28
+_QUERY_STEP = 16
 # Rounding takes 0.004 of a number in bfloat16, 0.0005 in float16; more means numbers beyond the format's range.
 _COARSEST = 0.01
 # Rows whose maximum is looked at first, see `top`.
@@ -124,7 +125,10 @@ class Shard:
 
         if self._vectors is None:
             blocks = self._products[start // _BLOCK_ROWS : -(-stop // _BLOCK_ROWS)]
-            return torch.cat([product(queries) for product in blocks], dim=1)
+            asked = len(queries)
+            if asked > _QUERY_STEP:  # oneDNN keeps code for each number of rows that it ever multiplied
+                queries = torch.nn.functional.pad(queries, (0, 0, 0, -asked % _QUERY_STEP))
+            return torch.cat([product(queries) for product in blocks], dim=1)[:asked]
         vectors = self._vectors[start:stop]
         if self._device.type == "cuda" and self._dtype != torch.float32:
             return torch.mm(queries, vectors.T, out_dtype=torch.float32)
