@@ -28,11 +28,18 @@ def pack_linear_layers(model: torch.nn.Module) -> int:
     packed = 0
     with torch.inference_mode():
         for layer in model.modules():
-            product = packed_product(layer.weight, layer.bias) if type(layer) is torch.nn.Linear else None
-            if product is not None:
-                layer.forward = product
+            forward = packed_product(layer.weight, layer.bias) if type(layer) is torch.nn.Linear else None
+            if forward is not None:
+                layer.forward = forward
                 packed += 1
     return packed
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+    """``rows @ weight.T + bias``, with the weight packed if `packed_product` can."""
+    import torch
+
+    return packed_product(weight, bias) or partial(torch.nn.functional.linear, weight=weight, bias=bias)
 
 
 def packed_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product | None:
@@ -43,11 +50,11 @@ def packed_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Pr
         return None
     probe = torch.linspace(-1, 1, _PROBE_ROWS * weight.shape[1], dtype=weight.dtype).reshape(_PROBE_ROWS, -1)
     try:
-        product = partial(_linear, torch.ops.mkldnn._reorder_linear_weight(weight, None), bias)
-        same = torch.equal(product(probe), torch.nn.functional.linear(probe, weight, bias))
+        packed = partial(_linear, torch.ops.mkldnn._reorder_linear_weight(weight, None), bias)
+        same = torch.equal(packed(probe), torch.nn.functional.linear(probe, weight, bias))
     except (AttributeError, RuntimeError, TypeError):
         return None
-    return product if same else None
+    return packed if same else None
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor) -> Any:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from research_plugin.errors import ConfigError
-from research_plugin.retriever.packed_linear import packed_product
+from research_plugin.retriever.packed_linear import product
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +76,7 @@ class Shard:
             if self._vectors is not None:
                 self._vectors[start : start + step] = rounded
             else:
-                self._products.append(packed_product(rounded) or partial(_product, rounded))
+                self._products.append(product(rounded))
         if not self._error <= _COARSEST * self._radius:
             raise ConfigError(
                 f"index.dtype={str(dtype).removeprefix('torch.')}: cannot hold vectors as long as {self._radius:.3g} "
@@ -128,7 +127,7 @@ class Shard:
             asked = len(queries)
             if asked > _QUERY_STEP:  # oneDNN keeps code for each number of rows that it ever multiplied
                 queries = torch.nn.functional.pad(queries, (0, 0, 0, -asked % _QUERY_STEP))
-            return torch.cat([product(queries) for product in blocks], dim=1)[:asked]
+            return torch.cat([block(queries) for block in blocks], dim=1)[:asked]
         vectors = self._vectors[start:stop]
         if self._device.type == "cuda" and self._dtype != torch.float32:
             return torch.mm(queries, vectors.T, out_dtype=torch.float32)
@@ -166,7 +165,3 @@ def _with_rest(
     columns = torch.arange(start, scores.shape[1], device=scores.device).expand(len(scores), -1)
     best, chosen = torch.cat((best, rest), dim=1).topk(best.shape[1], dim=1, sorted=False)
     return best, torch.cat((places, columns), dim=1).gather(1, chosen)
-
-
-def _product(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return rows @ weight.T

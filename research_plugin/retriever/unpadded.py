@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from research_plugin.retriever.packed_linear import pack_linear_layers, packed_product
+from research_plugin.retriever.packed_linear import pack_linear_layers, product
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ class _Layer:
         own, attention = layer.attention.self, layer.attention.output
         queries_keys_values = (own.query, own.key, own.value)
         weight, bias = (torch.cat([getattr(part, name) for part in queries_keys_values]) for name in ("weight", "bias"))
-        self.parts = _product(weight, bias)
+        self.parts = product(weight, bias)
         self._heads, self._scaling = own.num_attention_heads, own.scaling
         self._attended, self._attended_norm = _dense(attention.dense), _norm(attention.LayerNorm)
         self._wide, self._activation = _dense(layer.intermediate.dense), layer.intermediate.intermediate_act_fn
@@ -152,13 +152,7 @@ def _round_up(rows: int) -> int:
 
 
 def _dense(layer: torch.nn.Linear) -> Any:
-    return _product(layer.weight, layer.bias)
-
-
-def _product(weight: torch.Tensor, bias: torch.Tensor) -> Any:
-    import torch
-
-    return packed_product(weight, bias) or partial(torch.nn.functional.linear, weight=weight, bias=bias)
+    return product(layer.weight, layer.bias)
 
 
 def _norm(norm: Any) -> Any:
